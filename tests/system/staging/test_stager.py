@@ -853,7 +853,7 @@ def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node
 
 
 def test_what_others_have_written_later_is_not_replaced(node, stager):
-    """A head that is cut off flushes its old files when the job has gone on without it."""
+    """A head that is cut off flushes its old files after the job has continued without it."""
     write(node.stage / "step-1.pt", 1)
     (node.stage / "log").write_text("step 1")
     stager.work()

@@ -257,7 +257,7 @@ class OtherFiles:
         """Return whether storage has a later file, and not from this launch: the job may have gone
         on without a node that was cut off from it.
         """
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             there = item(self._storage, each.name)
             is_own = self._record.others.get(each.name, ())[1:] == there.identity[1:]
             return not is_own and there.stat.st_mtime_ns > each.stat.st_mtime_ns
