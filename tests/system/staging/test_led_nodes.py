@@ -465,6 +465,28 @@ def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monke
     assert kept(nodes) == [0, 0, 0]
 
 
+def test_a_checkpoint_that_is_deleted_while_another_node_copies_it_is_kept(nodes, monkeypatch):
+    stager = nodes.lead(2)
+    read, todo = node.StageNode.read, []
+
+    def read_late(self, *of):
+        while todo:
+            todo.pop().unlink()
+        return read(self, *of)
+
+    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(3 << 20))
+    stager.looking.complete(stager.looking.look())
+    stager.nodes.care()
+    monkeypatch.setattr(node.StageNode, "read", read_late)
+    todo.append(nodes.stages[0] / "step-1.pt")
+    nodes.care(stager)
+    assert not todo
+    assert kept(nodes) == [0, 1, 0]
+    nodes.lose(0)
+    assert nodes.restore(stager).path == ""
+    assert os.listdir(nodes.stages[2]) == ["step-1.pt"]
+
+
 def test_a_copy_that_has_failed_is_tried_again_only_later(nodes, monkeypatch):
     stager = nodes.lead(1)
     failed = []
