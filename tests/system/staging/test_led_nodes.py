@@ -14,6 +14,8 @@ from saving_scripts import picture, write
 from hpclaunch.system.staging import messages, node
 from hpclaunch.system.staging.one_node import OneNode
 
+NEWER = "storage has a newer one"
+
 
 @pytest.fixture
 def nodes(tmp_path):
@@ -141,10 +143,12 @@ def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monke
 
     monkeypatch.setattr(stager.nodes, "copy", copy.__get__(stager.nodes))
     stager.work()
+    stager.work()  # too early to try it again
     newer = picture(nodes.storage)
+    assert [message.why for message in nodes.sent(messages.DrainFailed)] == [NEWER]
     assert (nodes.storage / "latest").read_text() == "2"
     assert newer["snapshot.pt"] != picture(nodes.stages[0])["snapshot.pt"]
-    assert stager.flush(1).why == "storage has a newer one"
+    assert stager.flush(1).why == NEWER
 
 
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
