@@ -16,6 +16,8 @@ from hpclaunch.system.staging import copying, looking, messages, node, room, vie
 from hpclaunch.system.staging import nodes as nodes_of
 from hpclaunch.system.staging.one_node import OneNode
 
+NEWER = "storage has a newer one"
+
 
 @pytest.fixture
 def nodes(tmp_path):
@@ -198,10 +200,12 @@ def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monke
 
     monkeypatch.setattr(stager.nodes, "copy", copy.__get__(stager.nodes))
     stager.work()
+    stager.work()  # too early to try it again
     newer = picture(nodes.storage)
+    assert [message.why for message in nodes.sent(messages.DrainFailed)] == [NEWER]
     assert (nodes.storage / "latest").read_text() == "2"
     assert newer["snapshot.pt"] != picture(nodes.stages[0])["snapshot.pt"]
-    assert stager.flush(1).why == "storage has a newer one"
+    assert stager.flush(1).why == NEWER
 
 
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
@@ -562,6 +566,28 @@ def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monke
     assert 0 < max(most) < 200_000
     assert nodes.sent(messages.Refused)
     assert kept(nodes) == [0, 0, 0]
+
+
+def test_a_checkpoint_that_is_deleted_while_another_node_copies_it_is_kept(nodes, monkeypatch):
+    stager = nodes.lead(2)
+    read, todo = node.StageNode.read, []
+
+    def read_late(self, *of):
+        while todo:
+            todo.pop().unlink()
+        return read(self, *of)
+
+    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(3 << 20))
+    stager.looking.complete(stager.looking.look())
+    stager.nodes.care()
+    monkeypatch.setattr(node.StageNode, "read", read_late)
+    todo.append(nodes.stages[0] / "step-1.pt")
+    nodes.care(stager)
+    assert not todo
+    assert kept(nodes) == [0, 1, 0]
+    nodes.lose(0)
+    assert nodes.restore(stager).path == ""
+    assert os.listdir(nodes.stages[2]) == ["step-1.pt"]
 
 
 def test_a_copy_that_has_failed_is_tried_again_only_later(nodes, monkeypatch):

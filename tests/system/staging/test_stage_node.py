@@ -10,6 +10,7 @@ from saving_scripts import picture
 
 from hpclaunch.core.staging.generations import Settled, StagedFile, manifest
 from hpclaunch.system.staging import copying
+from hpclaunch.system.staging.copying import GivenUpError
 from hpclaunch.system.staging.node import END, PIECE, Entry, StageNode, Wanted, fetch_ends
 from hpclaunch.system.staging.publishing import DRAFT
 
@@ -471,3 +472,22 @@ def test_no_more_than_two_generations_are_kept(node):
         node.keep(saves[2])
     node.drop(saves[0].generation)
     node.keep(saves[2])
+
+
+def test_what_is_lent_can_be_read_after_its_deletion(node):
+    """A file that is written in place is not the one that was lent."""
+    saved = entry_of(node, "step-1/model.pt")
+    node.lend([saved, entry_of(node, "step-1/empty")])
+    data = node.read(saved.name, "", saved.identity, 0, PIECE)
+    path = f"{node.stage}/step-1/model.pt"
+    os.unlink(path)
+    assert node.read(saved.name, "", saved.identity, 0, PIECE) == data
+    node.lend([])
+    with pytest.raises(FileNotFoundError):
+        node.read(saved.name, "", saved.identity, 0, PIECE)
+    write(node, "step-1/model.pt", data)
+    again = entry_of(node, "step-1/model.pt")
+    node.lend([again, again._replace(name="gone")])
+    os.truncate(path, 5)
+    with pytest.raises(GivenUpError):
+        node.read(again.name, "", again.identity, 0, 5)

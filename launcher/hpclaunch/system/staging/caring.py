@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from hpclaunch.core.staging.generations import Manifest, manifest
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import HERE, Contents, names_any, notes
+from .node import Entry
 from .peers import entry_of, is_part, wanted
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Caring:
         self._care: Care | None = None
         self._ended: list[KeepEnded] = []
         self._keeping: dict[int, Future[None]] = {}  # by the node that fetches
+        self._lent: dict[int, tuple[set[int], int]] = {}  # to which nodes, and bytes, by node
         self._again: dict[int, float] = {}  # when a node is to keep something again
         self._full: dict[int, int] = {}  # nodes without room, and the number of the restore before
 
@@ -58,6 +61,7 @@ class Caring:
         nodes = self._nodes
         if self._care is None:
             self._care = Care(nodes.index)
+            self._lent = dict.fromkeys(nodes.inventories, (set(), 0))  # for another leader
         while self._ended:
             self._care.handle(self._ended.pop())
         # What is dropped makes room for what is kept.
@@ -69,6 +73,7 @@ class Caring:
             if node in nodes:
                 nodes.wait({node: nodes[node].drop(generation)})
         keeps = [e for e in effects if type(e) is Keep and self._has_room(e)]
+        self._lend(keeps)
         failed = nodes.wait(
             {e.node: nodes[e.node].keep(e.manifest) for e in keeps if e.node in nodes}
         )
@@ -84,6 +89,26 @@ class Caring:
                     self._delete(effect)
                 case DropFetched(node=node, names=names):
                     self._drop(node, names)
+
+    def _lend(self, keeps: Sequence[Keep]) -> None:
+        """Have nodes hold what others fetch from them: the script may delete it. They let it go
+        once these have it, or if the next save needs the room.
+        """
+        nodes, entries = self._nodes, defaultdict[int, list[Entry]](list)
+        lent, self._lent = self._lent, {}
+        for keep in keeps:
+            for fetch in keep.fetches:
+                if not fetch.is_kept:
+                    entries[fetch.source].append(entry_of(fetch.file))
+                    others, size = self._lent.get(fetch.source, (set[int](), 0))
+                    self._lent[fetch.source] = {*others, keep.node}, size + fetch.file.size
+        for node in (lent.keys() & nodes.inventories.keys()) - entries.keys():
+            others, size = lent[node]
+            if others & self._keeping.keys() and not nodes.inventories[node].free.lack(size, 1):
+                self._lent[node] = lent[node]
+            else:
+                entries[node] = []
+        nodes.wait({n: nodes[n].lend(some) for n, some in entries.items() if n in nodes})
 
     def _has_room(self, keep: Keep) -> bool:
         """Return whether a node can keep this, and has room for its part of the next save then."""

@@ -174,12 +174,12 @@ class Draining:
             self._nodes.copy(beside, self._launch.root, drafted, at_once)
             beside = [each for each in beside if is_same(each, self._launch.root)]
             if not is_there:
+                self._refuse_older(contents)
                 self._hold(contents)
             self._looking.check(found, contents)
             if not is_there:
                 self._copy_held(contents, drafted)
-            if self._has_newer(contents.items[-1]):
-                raise GivenUpError("storage has a newer one")
+            self._refuse_older(contents)
             beside = [each for each in beside if not self._has_newer(each)]
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
@@ -228,6 +228,16 @@ class Draining:
         for name in contents.moved:
             if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
                 keep(path)
+
+    def _refuse_older(self, contents: Contents) -> None:
+        """Raise GivenUpError if storage has a newer one of this name, and report that: perhaps only
+        the clocks of the nodes differ.
+        """
+        if self._has_newer(contents.items[-1]):
+            self.failed = contents.key, contents.identity, time.monotonic() + AGAIN
+            why = "storage has a newer one"
+            self._requests.send(messages.DrainFailed(self._launch.on_storage(contents.key), why))
+            raise GivenUpError(why)
 
     def _has_newer(self, each: Item) -> bool:
         """Return whether storage has a later file of this name: from another stager, which leads by

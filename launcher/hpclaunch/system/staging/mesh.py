@@ -39,6 +39,7 @@ from .mesh_messages import (
     Fetch,
     Hurry,
     Keep,
+    Lend,
     Look,
     Note,
     Order,
@@ -119,6 +120,9 @@ class RemoteNode:
 
     def keep(self, manifest: Manifest) -> Call[None]:
         return self._begin(Keep(manifest))
+
+    def lend(self, entries: Iterable[Entry]) -> Call[None]:
+        return self._begin(Lend(tuple(entries)))
 
     def drop(self, generation: str) -> Call[None]:
         return self._begin(Drop(generation))
@@ -427,6 +431,8 @@ class Mesh:
                 node.fetch(wanted, generation, {**others, me: node}, job.progress)
             case Keep(manifest=manifest):
                 node.keep(manifest)
+            case Lend(entries=entries):
+                node.lend(entries)
             case Drop(generation=generation):
                 node.drop(generation)
             case Delete(entries=entries):

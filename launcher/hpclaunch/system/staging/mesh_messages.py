@@ -56,6 +56,13 @@ class Keep:
 
 
 @variant(frozen=True)
+class Lend:
+    """Hold files of the staging directory until other nodes have fetched them."""
+
+    entries: tuple[Entry, ...]
+
+
+@variant(frozen=True)
 class Drop:
     """Keep a generation no longer."""
 
@@ -96,7 +103,7 @@ class Cancel:
 
 
 Request: TypeAlias = (
-    Look | Read | Copy | Fetch | Keep | Drop | Delete | Settle | Note | Hurry | Cancel
+    Look | Read | Copy | Fetch | Keep | Lend | Drop | Delete | Settle | Note | Hurry | Cancel
 )
 
 

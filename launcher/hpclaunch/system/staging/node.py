@@ -3,6 +3,7 @@
 Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`):
 - `kept/GENERATION/manifest` and `kept/GENERATION/files`: files of one complete checkpoint in one
   state, of this node or of others;
+- `lent`: hard links to files that other nodes are fetching, since the script may delete them;
 - `fetched`: which files a restore has copied into the staging directory;
 - `settled`: the last restore, and which files the staging directory had then.
 
@@ -34,6 +35,7 @@ from .record import RECORD
 from .room import Room, room
 
 KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
+LENT = "lent"
 STREAMS = 4  # pieces that a node fetches at the same time
 PIECE = 1 << 20  # bytes
 MOST_KEPT = 2  # generations
@@ -106,6 +108,7 @@ class StageNode:
         self.stage, self.storage = stage, storage
         self._own = os.path.dirname(stage)
         self._kept = os.path.join(self._own, KEPT)
+        self._lent = os.path.join(self._own, LENT)
         self._marks = os.path.join(self._own, FETCHED)
         self._settled = os.path.join(self._own, SETTLED)
 
@@ -144,7 +147,8 @@ class StageNode:
         """Return bytes of a file: of a generation, or of the staging directory if `kept` is "".
         Raises GivenUpError if it has another identity.
         """
-        _refuse_links(root := self._root(kept), name)
+        is_lent = not kept and _has(self._lent, name, identity)
+        _refuse_links(root := self._lent if is_lent else self._root(kept), name)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(os.path.join(root, name), flags)
         try:
@@ -216,6 +220,23 @@ class StageNode:
             raise OSError(errno.EDQUOT, "other generations are kept")
         os.makedirs(os.path.join(folder, FILES), exist_ok=True)
         _write(os.path.join(folder, MANIFEST), packing.pack(manifest))
+
+    def lend(self, entries: Sequence[Entry]) -> None:
+        """Hold files of the staging directory by hard links, so that the script may delete them
+        while others read them. What was lent before is let go.
+        """
+        for each in entries:
+            _refuse_links(self.stage, each.name)
+        with draft_beside(self.stage) as drafted:
+            held = os.path.join(drafted, LENT)
+            os.mkdir(held)
+            for each in entries:
+                with contextlib.suppress(FileNotFoundError):  # just deleted
+                    hold([item(self.stage, each.name)], self.stage, held)
+            if entries:
+                place(held, self._lent)
+            elif os.path.isdir(self._lent):
+                os.rename(self._lent, os.path.join(held, "old"))
 
     def drop(self, generation: str) -> None:
         """Keep a generation no longer."""
