@@ -549,7 +549,7 @@ def test_nodes_that_keep_everything_make_room(nodes, monkeypatch):
 
 def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monkeypatch):
     """A node of which another one's copies take the last room has its own back."""
-    stager = nodes.lead(1)
+    stager = nodes.lead()
     inventory, most, others = node.StageNode.inventory, [], []
 
     def limited(self):
