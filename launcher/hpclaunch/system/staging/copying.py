@@ -82,6 +82,7 @@ def copy(
 
 
 def _results(calls: Sequence[Future[T]], meanwhile: Between | None, done: int) -> list[T]:
+    """Wait for calls of threads. Raises what they raise."""
     while wait(calls, TICK if meanwhile else None).not_done and meanwhile:
         meanwhile(done, 0.0)
     return [call.result() for call in calls]
