@@ -213,6 +213,9 @@ class Leader:
 
     def _restore(self, number: int, participants: Sequence[int]) -> Activity:
         found, holdings = yield from self.look()
+        mixed = choice.mixtures(found, holdings)
+        for effect in self.care.finish([m for m in found if m not in mixed], holdings):
+            self._perform(effect)
         nodes, receivers = self.cluster.nodes, sorted({*participants, self.node.index})
         chosen = choice.choice(found, holdings, stored=self.cluster.newest_stored())
         what = "none" if chosen is None else f"{chosen.key} {chosen.generation}"

@@ -113,6 +113,14 @@ def test_what_only_one_look_has_shown_may_be_deleted() -> None:
     assert effects == [Delete(save, {1: (save.files[1],)})]
 
 
+def test_what_a_failed_restore_has_removed_is_not_deleted_by_the_script() -> None:
+    holdings = nodes(FIRST)
+    care, _ = care_of(View([FIRST], holdings))
+    removed = [replace(holdings[0], files={}), *holdings[1:]]
+    assert care.finish([FIRST], holdings) == []
+    assert care.finish([], removed) == []
+
+
 def deletions(before: list, after: list) -> list:
     view = View([FIRST], before)
     care, _ = care_of(view, view)

@@ -104,7 +104,7 @@ class Care:
         found = [m for m in event.found if m.generation in self._found]
         holdings, self._found = event.holdings, {m.generation for m in event.found}
         self._keeping &= {h.node for h in holdings}
-        effects = self.delete(event.found, holdings)
+        effects = self._delete(event.found, holdings)
         self._making_safe = newest = self._next(found, holdings)
         if newest is not None:
             effects += self._drop(newest, found, holdings)
@@ -172,10 +172,16 @@ class Care:
                 effects.append(DropFetched(h.node, names))
         return effects
 
-    def delete(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Effect]:
-        """Delete what the script has deleted. Do this also before a restore, after which it is not
-        known any more, and at the end of the job.
+    def finish(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Effect]:
+        """Delete what the script has deleted since the last look. Call this before a restore and at
+        the end. The earlier looks are forgotten: a restore removes files itself, also if it fails.
         """
+        effects = self._delete(found, holdings)
+        self._last, self._deleted, self._dropped = {}, {}, set()
+        return effects
+
+    def _delete(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Effect]:
+        """Delete what the script has deleted."""
         for h in holdings:
             self._deleted |= self._gone(h)
             self._last[h.node] = self._seen(h, found)

@@ -122,11 +122,11 @@ class Caring:
         found = self._nodes.inventories.get(node)
         return found is not None and self._full.get(node) == found.settled.number
 
-    def delete(self, found: Sequence[Manifest]) -> bool:
+    def finish(self, found: Sequence[Manifest]) -> bool:
         """Delete what the script has deleted before this look, which has found these checkpoints.
         Return whether anything was left of it.
         """
-        effects = [] if self._care is None else self._care.delete(found, self._nodes.holdings)
+        effects = [] if self._care is None else self._care.finish(found, self._nodes.holdings)
         deletions = [effect for effect in effects if isinstance(effect, Delete)]
         for effect in deletions:
             self._delete(effect)

@@ -238,10 +238,9 @@ class Nodes(OneNode):
                 self._caring.drop_all(node)
 
     def delete_rest(self) -> None:
-        if self._is_current and self._caring.delete(self._whole):
+        if self._is_current and self._caring.finish(self._whole):
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()
-                self._caring.delete(self._whole)
 
     def deleted(self, vanished: set[str]) -> set[str]:
         self.by_script &= vanished
