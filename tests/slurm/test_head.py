@@ -50,7 +50,8 @@ def test_a_killed_head_is_survived(
     (job.directory / "go").touch()
     ended = job.wait()
     assert {job.codes[task] for task in range(1, nodes)} == {0}, str(ended)
-    assert "hpclaunch: the head on n1 was lost: n2 leads now" in ended.output
+    # n2 is first in line, but on a busy machine it may not answer in time.
+    assert re.search("hpclaunch: the head on n1 was lost: n[23] leads now", ended.output)
     assert "n1: 2 nodes" in ended.output or nodes == 2
     assert "Traceback" not in ended.output
 
