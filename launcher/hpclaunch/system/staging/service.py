@@ -67,7 +67,9 @@ class Stager:
                 self.draining.sweep()
         requests = self.requests
         while True:
-            requests.serve(max(0.0, self.looking.due - time.monotonic()))
+            # Some may have come during a look.
+            idle = 0.0 if requests.pending else max(0.0, self.looking.due - time.monotonic())
+            requests.serve(idle)
             self._answer_all()
             if requests.is_gone:
                 self._end()
@@ -217,9 +219,9 @@ class Stager:
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
             raise GivenUpError(reason(e)) from e
-        self.nodes.delete_rest()
         every = list(self.looking.candidates(found))
         complete = self.nodes.whole(every)
+        self.nodes.delete_rest()
         keys = {contents.key for _, contents in complete}
         newer = takewhile(lambda key: key not in keys, (contents.key for _, contents in every))
         mixed = tuple(map(on_storage, newer))
