@@ -88,6 +88,7 @@ class Checker:
         self.done: set[int] = set()  # agents that have left with success
         self.requeued_at: dict[int, float] = {}  # by the term of the head, where there are several
         self.led: dict[str, effects.LeadStagers] = {}  # the last one of each process
+        self.leaders: dict[int, int] = {}  # of stagers: the agent, by term
         self.noticed = 0  # how often a worker has taken a notice
         self.ended_apart = False  # a head was struck while it sent the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
@@ -188,9 +189,11 @@ class Checker:
             self.cordoned[control.index] = {p.place.node for p in unfit if not p.assignment}
 
     def _leads(self, agent: Agent, effect: effects.LeadStagers) -> None:
-        """Check that each head leads the stagers in a term of its own, and never in a lower one."""
-        others = [led.term for name, led in self.led.items() if name != agent.name]
-        self._require(effect.term not in others, agent, "leads stagers in the term of another")
+        """Check that each head leads the stagers in a term of its own, and never in a lower one. Of
+        the starts of the first agent, which have the same term, only one lives.
+        """
+        leader = self.leaders.setdefault(effect.term, agent.index)
+        self._require(leader == agent.index, agent, "leads stagers in the term of another")
         last = self.led.get(agent.name, effect).term
         self._require(effect.term >= last, agent, "leads stagers in a lower term than before")
         self.led[agent.name] = effect
