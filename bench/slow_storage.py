@@ -31,6 +31,12 @@ def why_not() -> str:
     return "" if Path("/dev/fuse").exists() else "FUSE in this kernel"
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the storage of a benchmark."""
+    parser.add_argument("--rate", type=float, default=100, help="of the storage, MB per second")
+    parser.add_argument("--latency", type=float, default=20, help="of the storage, milliseconds")
+
+
 @contextmanager
 def slow_storage(directory: Path, rate: float, latency: float) -> Iterator[Path]:
     """Yield a new directory on slow storage: `rate` in MB/s, `latency` in milliseconds.
@@ -78,8 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory")
     parser.add_argument("mountpoint")
-    parser.add_argument("--rate", type=float, default=100, help="MB per second")
-    parser.add_argument("--latency", type=float, default=20, help="milliseconds")
+    add_options(parser)
     args = parser.parse_args()
 
     from passthrough import Passthrough

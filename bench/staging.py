@@ -36,7 +36,7 @@ from pathlib import Path
 
 import measuring
 from measuring import HPCLAUNCH, Run, command, median, running
-from slow_storage import slow_storage, why_not
+from slow_storage import add_options, slow_storage, why_not
 
 WORKER = Path(__file__).parent / "saving_worker.py"
 STAGE = "--stage"
@@ -291,8 +291,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4, help="that save with DCP")
     parser.add_argument("--minutes", type=float, default=5, help="of each job for the goodput")
     parser.add_argument("--fault-every", type=float, default=60, help="seconds, on average")
-    parser.add_argument("--rate", type=float, default=100, help="of the storage, MB per second")
-    parser.add_argument("--latency", type=float, default=20, help="of the storage, milliseconds")
+    add_options(parser)
     parser.add_argument("--seed", type=int, default=1, help="of the times of faults")
     args = parser.parse_args()
     if missing := why_not():

@@ -102,8 +102,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2, help="losses of each row")
     parser.add_argument("--size", type=int, default=1000, help="MB of a checkpoint")
     parser.add_argument("--every", type=float, default=20, help="seconds between saves")
-    parser.add_argument("--rate", type=float, default=100, help="of the storage, MB per second")
-    parser.add_argument("--latency", type=float, default=20, help="of the storage, milliseconds")
+    slow_storage.add_options(parser)
     args = parser.parse_args()
     if missing := why_not() or slow_storage.why_not():
         print(f"not measured: needs {missing}")

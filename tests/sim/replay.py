@@ -6,11 +6,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import time
-from collections import Counter
-from multiprocessing import Pool
 
 from cluster_sim import check, replay
+from seed_search import search
 from sim_checker import BrokenLawError
 
 _BEAT = re.compile(r"serial=\d+|age=[\d.]+|tail=''")
@@ -52,25 +50,6 @@ def _broken(seed: int) -> str:
     return ""
 
 
-def search(first: int, count: int) -> int:
-    began, broken = time.monotonic(), Counter[str]()
-    examples: dict[str, int] = {}
-    seeds = range(first, first + count)
-    with Pool() as processes:
-        for seed, text in zip(seeds, processes.imap(_broken, seeds, chunksize=50), strict=True):
-            if not text:
-                continue
-            what = re.sub(r"\d+(\.\d+)?", "#", text)[:110]
-            broken[what] += 1
-            if examples.setdefault(what, seed) == seed:
-                print(f"seed {seed}: {text[:400]}", flush=True)
-    spent = time.monotonic() - began
-    print(f"{count} seeds in {spent:.0f} s, {broken.total()} broken")
-    for what, times in broken.most_common():
-        print(f"{times:7}  {what}  (first: {examples[what]})")
-    return 1 if broken else 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int, nargs="?")
@@ -79,7 +58,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="from this one on")
     options = parser.parse_args()
     if options.seeds:
-        return search(options.first, options.seeds)
+        return search(_broken, options.first, options.seeds)
     if options.seed is None:
         parser.error("say which SEED, or how many --seeds")
     return show(options.seed, options.all)

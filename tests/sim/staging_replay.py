@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-import time
-from collections import Counter
-from multiprocessing import Pool
 
+from seed_search import search
 from sim_checker import BrokenLawError
 from staging_cluster import Cluster, draw
 
@@ -41,21 +38,6 @@ def show(seed: int) -> int:
     return 0
 
 
-def search(first: int, count: int) -> int:
-    began, found, examples = time.monotonic(), Counter[str](), dict[str, int]()
-    seeds = range(first, first + count)
-    with Pool() as processes:
-        for seed, text in zip(seeds, processes.imap(broken, seeds, chunksize=20), strict=True):
-            if text:
-                law = re.sub(r"\d+", "#", text)
-                found[law] += 1
-                examples.setdefault(law, seed)
-    print(f"{count} seeds in {time.monotonic() - began:.0f} s, {found.total()} broken")
-    for law, times in found.most_common():
-        print(f"{times:7}  {law}  (first: {examples[law]})")
-    return 1 if found else 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int, nargs="?")
@@ -63,7 +45,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="from this one on")
     options = parser.parse_args()
     if options.seeds:
-        return search(options.first, options.seeds)
+        return search(broken, options.first, options.seeds)
     if options.seed is None:
         parser.error("say which SEED, or how many --seeds")
     return show(options.seed)

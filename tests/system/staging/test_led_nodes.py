@@ -372,18 +372,23 @@ def test_a_checkpoint_with_which_the_job_has_failed_is_avoided(nodes):
     assert [sorted(picture(nodes.stages[i])) for i in (0, 2)] == [["step-1.pt"]] * 2
 
 
+def limit_room(monkeypatch, stage, free):
+    """Let one node have only so many free bytes."""
+    inventory = node.StageNode.inventory
+
+    def limited(self):
+        found = inventory(self)
+        left = free if self.stage == str(stage) else found.free.free
+        return found._replace(free=found.free._replace(free=left))
+
+    monkeypatch.setattr(node.StageNode, "inventory", limited)
+
+
 def test_without_room_on_a_node_its_host_is_named(nodes, monkeypatch):
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.work(stager)
-    inventory = node.StageNode.inventory
-
-    def full(self):
-        found = inventory(self)
-        free = 100 if self.stage == str(nodes.stages[2]) else found.free.free
-        return found._replace(free=found.free._replace(free=free))
-
-    monkeypatch.setattr(node.StageNode, "inventory", full)
+    limit_room(monkeypatch, nodes.stages[2], 100)
     refused = nodes.restore(stager)
     assert isinstance(refused, messages.Refused)
     assert refused.host == "n2"
@@ -419,14 +424,7 @@ def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, mo
     stager = nodes.lead(0)
     nodes.restore(stager)
     write(nodes.stages[1] / "step-1.pt", 1, more=os.urandom(1 << 20))
-    inventory = node.StageNode.inventory
-
-    def full(self):
-        found = inventory(self)
-        free = 1_000_000 if self.stage == str(nodes.stages[0]) else found.free.free
-        return found._replace(free=found.free._replace(free=free))
-
-    monkeypatch.setattr(node.StageNode, "inventory", full)
+    limit_room(monkeypatch, nodes.stages[0], 1_000_000)
     nodes.work(stager)
     (refused,) = nodes.sent(messages.Refused)
     assert refused.host == os.uname().nodename
