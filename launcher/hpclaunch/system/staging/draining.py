@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
-from .contents import HERE, Contents, Item, is_same, item, notes
+from .contents import HERE, Contents, Item, is_same, notes
 from .copying import (
     THREADS,
     Between,
@@ -28,7 +28,7 @@ from .launch import Launch
 from .looking import Looking
 from .one_node import OneNode
 from .other_files import OtherFiles, keep
-from .publishing import draft, is_copied, publish, same, sweep
+from .publishing import draft, is_copied, later, publish, same, sweep
 from .removal import rmtree
 from .requests import Requests
 
@@ -243,10 +243,7 @@ class Draining:
         """Return whether storage has a later file of this name: from another stager, which leads by
         now.
         """
-        with contextlib.suppress(FileNotFoundError):
-            time_there = item(self._storage, each.name).stat.st_mtime_ns
-            return self._launch.has_several_nodes and time_there > each.stat.st_mtime_ns
-        return False
+        return self._launch.has_several_nodes and later(each, self._storage) is not None
 
     def _hold(self, contents: Contents) -> None:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in

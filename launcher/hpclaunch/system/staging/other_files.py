@@ -22,7 +22,7 @@ from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tr
 from .copying import Between, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
 from .one_node import OneNode
-from .publishing import draft, draft_beside, is_copied, place
+from .publishing import draft, draft_beside, is_copied, later, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
 
@@ -258,9 +258,9 @@ class OtherFiles:
         on without a node that was cut off from it.
         """
         with contextlib.suppress(OSError):
-            there = item(self._storage, each.name)
-            is_own = self._record.others.get(each.name, ())[1:] == there.identity[1:]
-            return not is_own and there.stat.st_mtime_ns > each.stat.st_mtime_ns
+            known = self._record.others.get(each.name, ())
+            there = later(each, self._storage)
+            return there is not None and known[1:] != there.identity[1:]
         return False
 
     def _is_own(self, name: str) -> bool:

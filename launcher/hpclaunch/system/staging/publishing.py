@@ -213,6 +213,14 @@ def _remove_abandoned(path: str, root: str, launch: str) -> bool:
     return not os.path.lexists(path)
 
 
+def later(each: Item, root: str) -> Item | None:
+    """Return the file of this name below `root` if it was written later. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        there = item(root, each.name)
+        return there if there.stat.st_mtime_ns > each.stat.st_mtime_ns else None
+    return None
+
+
 def is_copied(each: Item, root: str) -> bool:
     """Return whether a directory has this file already, with the same size and time."""
     try:
