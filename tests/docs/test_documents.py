@@ -25,7 +25,7 @@ from hpclaunch.core.protocol.node_facts import (
 )
 from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
-from hpclaunch.core.protocol.values import fields
+from hpclaunch.core.protocol.values import fields, replace
 from hpclaunch.system.logs.fact_files import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +216,10 @@ def test_times_that_the_page_on_faults_states() -> None:
         f"{DEFAULTS.loss:g} s after its last message (the loss timeout) |",
         "| the head sends nothing, and the job can continue without it | "
         f"{DEFAULTS.vote_lease:g} s after its last message |",
-        f"needs all of its nodes | {PATIENT_LOSS:g} s after its last message (the loss timeout ",
+        "| a node sends nothing, and the job needs all of its nodes | "
+        f"{PATIENT_LOSS:g} s after its last message (the loss timeout there) |",
+        "| the head sends nothing, and the job needs all of its nodes | "
+        f"{replace(DEFAULTS, loss=PATIENT_LOSS).vote_lease:g} s after its last message |",
         f"no new round could begin. After {DEFAULTS.silence_notice:g} s a line says so.",
         f"`--grace` seconds ({DEFAULTS.grace:g} by default)",
         f"gets SIGKILL after {DEFAULTS.stuck:g} s",
