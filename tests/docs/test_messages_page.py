@@ -151,8 +151,8 @@ EXAMPLES: tuple[Fact, ...] = (
     # Rounds and restarts
     _restart(),
     _restart(is_last=True),
-    _restart(outage_delay=4.0),
-    _restart(node_delay=2.0),
+    _restart(used=3, outage_delay=2.0),
+    _restart(used=3, node_delay=1.0),
     _began(**SAVED),
     _began(passed_over=CUT_SHORT, **SAVED),
     _began(passed_over=CUT_SHORT),
@@ -249,7 +249,7 @@ EXAMPLES: tuple[Fact, ...] = (
     ),
     facts.HeadAwaited("n2", "n1", 15.0, ""),
     facts.HeadAwaited("n1", "", 15.0, ""),
-    facts.HeadSilent("n2", "n1", 10.0, 290.0),
+    facts.HeadSilent("n2", "n1", 10.0, 296.0),
     facts.HeadHeard("n2", "n1"),
     facts.ElectionAwaited("n3", "n1", "it has been silent for 5 s", 45.0),
     # Warm starts
