@@ -1,7 +1,12 @@
-"""The negotiation with all agents of a round about the step before which a notice is given.
+"""The negotiation about the step before which all ranks of a round take a notice.
 
-A step is offered to all of them (`StepNotice`). If all accept, they have agreed. If one of them has
-a rank that has begun this step, a later one is offered. An offer does not outlive its head, since
+    head:   offers a step in its orders (`StepNotice`)
+    agents: report whether their ranks accept it (`NoticeAnswer`): none has begun that step, and
+            one that reaches it waits
+    head:   offers a later step if one agent does not accept; gives the notice if all accept
+    agents: have their ranks take it, and report it `given`, then `taken` by all ranks
+
+`Negotiation` is the head's side, and `Offers` an agent's. An offer does not outlive its head, since
 another head begins another round.
 """
 
@@ -12,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Protocol
 
+from ..protocol.effects import Effect, GiveNotice, OfferNotice, WithdrawNotice
 from ..protocol.messages import Report
 from ..protocol.model import EACH_ITS_NEXT, NoticeAnswer, Phase, StepNotice
 from ..protocol.timing import Timing
@@ -47,8 +53,8 @@ class Outcome(Enum):
 
 
 class Negotiation:
-    """The offers of one round: `begin` makes one, `advance` evaluates the answers, and `give` makes
-    the offer a notice.
+    """The head's offers in one round: `begin` makes one, `advance` evaluates the answers, and
+    `give` makes the offer a notice.
     """
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
@@ -157,3 +163,47 @@ def with_workers(current: Round) -> list[Agent]:
     number = current.number
     running = (p for p in current.participants if p.report and p.report.phase is not Phase.DONE)
     return [p for p in running if not p.workers_have_ended(number)]
+
+
+class Offers:
+    """The offers to one agent in one round, and its answers."""
+
+    def __init__(self) -> None:
+        self.answer: NoticeAnswer | None = None  # to the newest offer; None: there is none yet
+        self._newest = 0  # the number of the newest offer
+        self._offered: StepNotice | None = None  # until it is withdrawn
+        self._given = 0  # the number of the last notice that was given
+        self._taken = 0  # the number of the last notice that was taken
+        self._last = False  # the workers have ended at its step
+        self._unheard = 0  # the number of the last notice whose signal no worker handles
+
+    def obey(self, notice: StepNotice | None) -> list[Effect]:
+        """Obey the `notice` in an order; None: nothing is offered."""
+        if notice is None:
+            withdrawn = self._offered is not None and self._offered.number != self._given
+            self._offered = None
+            return [WithdrawNotice()] if withdrawn else []
+        if notice.number > self._newest:
+            self._newest, self._offered, self.answer = notice.number, notice, None
+            return [OfferNotice(replace(notice, given=False))]
+        if notice.given and notice.number == self._newest != self._given:
+            self._given = notice.number
+            self.answer = self.answer and self._complete(self.answer)
+            return [GiveNotice(notice.number)]
+        return []
+
+    def hear(self, answer: NoticeAnswer) -> None:
+        if answer.number == self._newest:
+            self.answer = self._complete(answer)
+
+    def taken(self, number: int, *, last: bool) -> None:
+        self._taken, self._last = number, last
+        self.answer = self.answer and self._complete(self.answer)
+
+    def unheard(self, number: int) -> None:
+        self._unheard = number
+        self.answer = self.answer and self._complete(self.answer)
+
+    def _complete(self, answer: NoticeAnswer) -> NoticeAnswer:
+        last, unheard = self._last, self._unheard
+        return replace(answer, taken=self._taken, given=self._given, last=last, unheard=unheard)

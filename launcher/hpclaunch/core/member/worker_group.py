@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
+from ..ending.negotiation import Offers
 from ..hangs.suspicion import Suspicion
 from ..protocol.effects import (
     AwaitStillness,
@@ -61,7 +62,6 @@ from ..protocol.model import (
     Verdict,
 )
 from .exits import Exits
-from .offers import Offers
 from .queries import Queries
 from .spending import Spending
 from .stopping import Stopping
