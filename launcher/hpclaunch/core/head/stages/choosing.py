@@ -22,6 +22,7 @@ from ..orders import Asks
 from ..restarts import passed_over
 from ..roster import Awaited, Peer, hosts_of
 from ..round_beginnings import begin_round
+from .ending import end_job, end_without_round
 from .stage import JobStage, Step
 
 NO_STEP_IN_NAME = (
@@ -106,7 +107,7 @@ class Choosing(JobStage):
 
     def step(self, now: float, *, ticked: bool) -> Step:
         state = self.state
-        if (ended := self.end_without_round(now, ticked=ticked)) is not None:
+        if (ended := end_without_round(self, now, ticked=ticked)) is not None:
             return ended
         if state.rendezvous.is_short:
             return Step(next=Stage.RENDEZVOUS)
@@ -126,7 +127,7 @@ class Choosing(JobStage):
         if state.end.verdict is None:
             state.end.note(self.budget.begin(choice))
         if state.end.verdict is not None:
-            ended = self.end(now)
+            ended = end_job(self, now)
             return Step([*effects, *ended.effects], ended.next)
         age = None if choice.age is None else choice.age + now - self._chosen_at
         began = begin_round(state, replace(choice, age=age), now)

@@ -1,11 +1,33 @@
-"""Ending: the wait until every agent has the verdict. Nothing happens after that."""
+"""The end of the job: the verdict is made final; then follows Ending, the wait until every agent
+has it. Nothing happens after that.
+"""
 
 from __future__ import annotations
 
 from ...protocol.effects import Effect, Record
 from ...protocol.facts import JobEnded
 from ...protocol.stages import Stage
+from ..round import IN_ROUND
 from .stage import JobStage, Step
+
+
+def end_job(stage: JobStage, now: float) -> Step:
+    """Return the step that ends the job once the verdict is final."""
+    state = stage.state
+    asked = state.end.advance(now)
+    if asked is not None:  # perhaps to copy what is in the memory of all nodes
+        return Step([*state.stagers.lead(), *asked] if asked else [])
+    facts = [Record(state.current_round.ended(now))] if stage.kind in IN_ROUND else []
+    return Step(facts, Stage.ENDING)
+
+
+def end_without_round(stage: JobStage, now: float, *, ticked: bool) -> Step | None:
+    """Return the step that ends the job if there can be no further round; None if there can."""
+    state = stage.state
+    state.rendezvous.update(now, ticked=ticked)
+    state.end.note(state.rendezvous.verdict(now))
+    state.end.check(now)
+    return None if state.end.verdict is None else end_job(stage, now)
 
 
 class Ending(JobStage):

@@ -17,6 +17,7 @@ from ...protocol.model import Job, Origin, Phase, Verdict
 from ...protocol.stages import Stage
 from ..cordon import uncordon
 from ..roster import Awaited, Peer, Roster, hosts_of, names_of
+from .ending import end_without_round
 from .stage import JobStage, Step
 
 
@@ -29,7 +30,7 @@ class RendezvousStage(JobStage):
         return []
 
     def step(self, now: float, *, ticked: bool) -> Step:
-        if (ended := self.end_without_round(now, ticked=ticked)) is not None:
+        if (ended := end_without_round(self, now, ticked=ticked)) is not None:
             return ended
         ready, effects = self.state.can_begin_round(now)
         if not ready:

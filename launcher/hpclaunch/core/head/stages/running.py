@@ -23,6 +23,7 @@ from ..orders import Asks
 from ..roster import Peer, all_in
 from ..round import Round
 from ..straggler_watch import Straggler, StragglerWatch
+from .ending import end_job
 from .stage import JobStage, Step
 
 
@@ -119,7 +120,7 @@ class Running(JobStage):
         if ENDS[origin].code is None:
             return Step(self._growth.cordon_drained(), Stage.STOPPING)
         end.conclude(origin, now)
-        return self.end(now)
+        return end_job(self, now)
 
     @property
     def _is_done(self) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from ...protocol.effects import Effect, Record, Send
+from ...protocol.effects import Effect, Send
 from ...protocol.events import Event
 from ...protocol.messages import Report
 from ...protocol.model import Request
@@ -14,7 +14,6 @@ from ...protocol.stages import GOAL, Stage
 from ...protocol.values import value
 from ..orders import Asks
 from ..roster import Peer
-from ..round import IN_ROUND
 from ..straggler_watch import Straggler
 
 if TYPE_CHECKING:
@@ -108,21 +107,3 @@ class JobStage:
     def order_all(self, now: float) -> list[Effect]:
         present = self.state.roster.present
         return [self.order(p, now) for p in present if p.report is not None]
-
-    # The end of the job
-
-    def end(self, now: float) -> Step:
-        """End the job once the verdict is final."""
-        asked = self.state.end.advance(now)
-        if asked is not None:  # perhaps to copy what is in the memory of all nodes
-            return Step([*self.state.stagers.lead(), *asked] if asked else [])
-        facts = [Record(self.state.current_round.ended(now))] if self.kind in IN_ROUND else []
-        return Step(facts, Stage.ENDING)
-
-    def end_without_round(self, now: float, *, ticked: bool) -> Step | None:
-        """End the job if there can be no further round; None if there can be one."""
-        state = self.state
-        state.rendezvous.update(now, ticked=ticked)
-        state.end.note(state.rendezvous.verdict(now))
-        state.end.check(now)
-        return None if state.end.verdict is None else self.end(now)

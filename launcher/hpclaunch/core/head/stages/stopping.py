@@ -9,6 +9,7 @@ from ...protocol.stages import Stage
 from ..cordon import cordon
 from ..head_state import HeadState
 from ..roster import Awaited
+from .ending import end_job
 from .stage import JobStage, Step
 
 
@@ -46,7 +47,7 @@ class Stopping(JobStage):
                 begun=current.begun,
             )
         if end.verdict is not None:
-            return self.end(now)
+            return end_job(self, now)
         state.round += 1
         end.round_ended()
         state.rendezvous.begin(now)
