@@ -58,7 +58,7 @@ class JobEnd:
         self._signalled_at = math.inf  # when a signal has ended the job
         self._flush = 0  # the number of the FlushStage; 0: none was asked for yet
         self._flushed: StageFlushed | None = None
-        self._is_final = False  # the verdict has its exit code and its sequel
+        self.is_final = False  # the verdict has its exit code and its sequel
 
     def round_ended(self) -> None:
         """Forget what the workers of the last round have saved: the job continues."""
@@ -96,7 +96,7 @@ class JobEnd:
         """
         if self.verdict is None:
             return True
-        if self._is_final:
+        if self.is_final:
             return False
         is_unexplained = self.verdict.origin is Origin.SIGTERM and self.allocation.waits_for_slurm
         return is_unexplained or self._requeue.may_follow(self._origin(self.verdict))
@@ -225,7 +225,7 @@ class JobEnd:
         progress = None if saved is None else not is_lost and self._training.is_beyond_first(saved)
         left = self.allocation.left(now) or 0.0
         self.verdict = self._requeue.decide(ended, left, progress=progress)
-        self._is_final = True
+        self.is_final = True
         return None
 
     def _flush_until(self, ended: Verdict) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..consensus.election import Election
 from ..protocol.configuration import Configuration
-from ..protocol.effects import Effect, Probe, Record, Send
+from ..protocol.effects import Effect, Send
 from ..protocol.events import (
     AgentGone,
     CheckpointChosen,
@@ -28,9 +28,8 @@ from ..protocol.events import (
     Started,
     Tick,
 )
-from ..protocol.facts import NodeArrived, NodeLost
 from ..protocol.messages import Report
-from ..protocol.model import Job, Phase, Request
+from ..protocol.model import Job, Request
 from ..protocol.stages import NEXT, Stage
 from .admission import Admission
 from .head_state import HeadState
@@ -68,7 +67,7 @@ class Head:
     ) -> None:
         self.job, self.timing, self.me = job, job.timing, me
         self.state = state = HeadState(job, me, term, configuration)
-        self.losses = LossDetector(state.roster, job.timing)
+        self.losses = LossDetector(state)
         self._stage: JobStage = RendezvousStage(state)
         self._admission = Admission(state)
         self._seat_uses = SeatUses()
@@ -147,14 +146,9 @@ class Head:
                     reporter = sender if sender != self.me or report.warned else None
                     effects += self._note_report(state.roster[sender], report, now)
             case PeerClosed(index=index) if index < len(state.roster):
-                peer = state.roster[index]
-                peer.presence.contact.close(now)
-                if not peer.is_lost and (last := peer.report) is not None:
-                    effects.append(Probe(index, last.address, last.port, last.incarnation))
-            case AgentGone(index=index) if state.roster[index].presence.can_be_dead():
-                state.rendezvous.pause(now + self.timing.killing)
-                effects += self._note_losses(self.losses.died(state.roster[index], now))
-                effects += state.renew(now)
+                effects += self.losses.closed(index, now)
+            case AgentGone(index=index):
+                effects += self.losses.proven_dead(index, now)
             case CheckpointChosen() | SearchFailed():
                 state.end.hear_search(event)
                 effects += self._stage.event(event, now)
@@ -178,8 +172,7 @@ class Head:
                 effects += self._stage.event(event, now)
         # Silence is judged at a tick only: then every message that had arrived has been handled.
         ticked = isinstance(event, Tick)
-        if ticked and now >= self.losses.check_at:
-            effects += self._note_losses(self.losses.check(now)) + self.losses.notice(now)
+        effects += self.losses.tick(now) if ticked else []
         beat = is_fresh and now >= self._beat_at
         if beat:
             self._beat_at = now + self._beat(now)
@@ -232,7 +225,7 @@ class Head:
         """Return why a request cannot be granted now; "" if it can."""
         return self._stage.refusal(request)
 
-    # Reports and losses
+    # Reports
 
     def _note_report(self, peer: Peer, report: Report, now: float) -> list[Effect]:
         state, current = self.state, self.state.current
@@ -247,22 +240,4 @@ class Head:
             # The agent obeys no earlier term, so this head continues in a later one.
             state.orders.term = state.rotation.next_term(report.term, self.me)
         effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
-        was_absent = index in state.roster.absent
-        if report.phase is Phase.ENDED and self.stage is not Stage.ENDING and not peer.is_lost:
-            effects += self._note_losses(self.losses.left(peer, now))
-        noted = self.losses.note(peer)
-        if was_absent and state.current is not None and peer.place.node in state.roster.nodes:
-            effects.append(Record(NodeArrived(peer.host)))
-        if peer.unfit:
-            state.end_round_without(peer)
-        return effects + state.unfit.note(peer, state.round) + noted
-
-    def _note_losses(self, lost: list[Peer]) -> list[Effect]:
-        """End the round if one of these agents took part, and record that they are lost. While the
-        job ends, nothing is recorded: most likely they have left, and their last report was lost.
-        """
-        for peer in lost:
-            self.state.end_round_without(peer)
-        if self.stage is Stage.ENDING:
-            return []
-        return [Record(NodeLost(peer.host, peer.why_lost)) for peer in lost]
+        return effects + self.losses.hear(peer, report, now)

@@ -15,7 +15,6 @@ from ..ending.job_end import JobEnd
 from ..placement.assigning import next_groups
 from ..protocol.configuration import Configuration, JobRecord
 from ..protocol.effects import Effect, KeepWorkers
-from ..protocol.facts import EndReason
 from ..protocol.messages import Report
 from ..protocol.model import Job
 from .cordon import UnfitNodes
@@ -102,11 +101,6 @@ class HeadState:
         self.round = max(takeover.next_round, self.job.first_round)
         self.rendezvous.take_over(now, begun=takeover.begun)
         self.rendezvous.pause(takeover.not_before)
-
-    def end_round_without(self, peer: Peer) -> None:
-        """End the round if the agent takes part in it."""
-        if self.current is not None and peer.assignment is not None:
-            self.current.ends.add(EndReason.LOSS)
 
     # The next round
 

@@ -1,22 +1,24 @@
 """Loss detection: decides when an agent counts as lost, and its node with it, and when it is back.
 
-The rules for a single agent are in consensus/presence.py.
+The round ends without an agent that is lost. The rules for a single agent are in
+consensus/presence.py.
 """
 
 from __future__ import annotations
 
 import math
 
-from ..protocol.effects import Effect, Record
-from ..protocol.facts import NodeCameBack, NodeHeard, NodesSilent
-from ..protocol.timing import Timing
-from .roster import Peer, Roster, hosts_of
+from ..protocol.effects import Effect, Probe, Record
+from ..protocol.facts import EndReason, NodeArrived, NodeCameBack, NodeHeard, NodeLost, NodesSilent
+from ..protocol.messages import Report
+from ..protocol.model import Phase
+from .head_state import HeadState
+from .roster import Peer, hosts_of
 
 
 class LossDetector:
-    def __init__(self, roster: Roster, timing: Timing) -> None:
-        self.roster = roster
-        self.timing = timing
+    def __init__(self, state: HeadState) -> None:
+        self.state, self.roster, self.timing = state, state.roster, state.timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
         self._recorded: set[int] = set()  # the silent agents that were recorded
         self._unfit: set[int] = set()  # the agents whose last report says that they are unfit
@@ -33,35 +35,79 @@ class LossDetector:
         notice_at = math.inf if known else peer.presence.silent_at(self.timing.silence_notice)
         return min(peer.presence.deadline(), notice_at)
 
-    def note(self, peer: Peer) -> list[Effect]:
-        """Note an agent's new report, and record whether it is back, or is no longer silent."""
-        index = peer.place.index
+    # An agent is heard
+
+    def hear(self, peer: Peer, report: Report, now: float) -> list[Effect]:
+        """Note an agent's new report: the agent may have left before the end of the job, may be
+        unfit, have arrived, be back, or no longer be silent.
+        """
+        state, index = self.state, peer.place.index
+        effects: list[Effect] = []
+        was_absent = index in self.roster.absent
+        if report.phase is Phase.ENDED and not (state.end.is_final or peer.is_lost):
+            why = f"the agent on {peer.host} has left: it did not hear the head"
+            effects += self._die(peer, why, now)
         self.roster.absent.discard(index)
         if bool(peer.unfit) != (index in self._unfit):
             self._unfit ^= {index}
             self.roster.changed()
-        effects: list[Effect] = []
+        back: list[Effect] = []
         if peer.can_come_back:
             peer.presence.come_back()
             self.roster.changed()
-            effects = [Record(NodeCameBack(peer.host))]
+            back = [Record(NodeCameBack(peer.host))]
         elif index in self._recorded and not peer.is_lost:
-            effects = [Record(NodeHeard(peer.host))]
+            back = [Record(NodeHeard(peer.host))]
         self._recorded.discard(index)
         self.expect(peer)
-        return effects
+        if was_absent and state.current is not None and peer.place.node in self.roster.nodes:
+            effects.append(Record(NodeArrived(peer.host)))
+        if peer.unfit:
+            self._end_round_without(peer)
+        return effects + state.unfit.note(peer, state.round) + back
 
-    def check(self, now: float) -> list[Peer]:
-        """Return the agents that have become lost by their silence."""
-        lost = []
+    # An agent is dead
+
+    def closed(self, index: int, now: float) -> list[Effect]:
+        """Ask an agent's host whether the agent is dead: its connection was closed."""
+        peer = self.roster[index]
+        peer.presence.contact.close(now)
+        last = peer.report
+        if peer.is_lost or last is None:
+            return []
+        return [Probe(index, last.address, last.port, last.incarnation)]
+
+    def proven_dead(self, index: int, now: float) -> list[Effect]:
+        """Note that an agent's host has confirmed that the agent is dead."""
+        peer = self.roster[index]
+        if not peer.presence.can_be_dead():
+            return []
+        self.state.rendezvous.pause(now + self.timing.killing)
+        evidence = peer.presence.contact.evidence(now, dead=True)
+        effects = self._die(peer, f"the agent on {peer.host} was lost: {evidence}", now)
+        return effects + self.state.renew(now)
+
+    def _die(self, peer: Peer, why: str, now: float) -> list[Effect]:
+        was_lost = peer.is_lost
+        peer.presence.die(now, why)
+        return [] if was_lost else self._exclude(peer)
+
+    # An agent is silent
+
+    def tick(self, now: float) -> list[Effect]:
+        """Give up agents that have been silent for too long, and record those that may be next.
+        Call it once every message that had arrived is handled.
+        """
+        if now < self.check_at:
+            return []
+        effects: list[Effect] = []
         for peer in self.roster.others:
             if why := peer.presence.check(now):
                 peer.presence.give_up(f"the agent on {peer.host} was lost: {why}")
-                self._give_up(peer)
-                lost.append(peer)
-        return lost
+                effects += self._exclude(peer)
+        return effects + self._notice(now)
 
-    def notice(self, now: float) -> list[Effect]:
+    def _notice(self, now: float) -> list[Effect]:
         """Record silent agents that are not lost yet, if it is time to do so."""
         others, first = self.roster.others, self.timing.silence_notice
         silent = [p for p in others if now >= p.presence.silent_at(first)]
@@ -79,21 +125,19 @@ class LossDetector:
         self.check_at = min([self._notice_at, *deadlines])
         return effects
 
-    def died(self, peer: Peer, now: float) -> list[Peer]:
-        """Note that an agent is proven dead. Return [peer] if it was not lost before, else []."""
-        evidence = peer.presence.contact.evidence(now, dead=True)
-        return self._die(peer, now, f"the agent on {peer.host} was lost: {evidence}")
+    # The loss
 
-    def left(self, peer: Peer, now: float) -> list[Peer]:
-        """Note that an agent has ended before the job. Return the same as `died`."""
-        return self._die(peer, now, f"the agent on {peer.host} has left: it did not hear the head")
-
-    def _die(self, peer: Peer, now: float, why: str) -> list[Peer]:
-        was_lost = peer.is_lost
-        peer.presence.die(now, why)
-        self._give_up(peer)
-        return [] if was_lost else [peer]
-
-    def _give_up(self, peer: Peer) -> None:
+    def _exclude(self, peer: Peer) -> list[Effect]:
+        """Continue without an agent that was given up, and record its loss. While the job ends,
+        nothing is recorded: most likely the agent has left, and its last report was lost.
+        """
         self.roster.absent.discard(peer.place.index)
         self.roster.changed()
+        self._end_round_without(peer)
+        return [] if self.state.end.is_final else [Record(NodeLost(peer.host, peer.why_lost))]
+
+    def _end_round_without(self, peer: Peer) -> None:
+        """End the round if the agent takes part in it."""
+        current = self.state.current
+        if current is not None and peer.assignment is not None:
+            current.ends.add(EndReason.LOSS)
