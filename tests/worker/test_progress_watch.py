@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from falling_asleep import until_asleep
 from hpclaunch.worker import progress_watch
 from hpclaunch.worker.evidence import Evidence
-from hpclaunch.worker.fork_server_messages import Offered
+from hpclaunch.worker.fork_server_messages import Offered, Unhandled, Unheard
 from hpclaunch.worker.progress_watch import ProgressWatch, Watched
 from hpclaunch.worker.shared_pages import SharedPages
 from hpclaunch.worker.site import _hpclaunch_layout as layout
 from hpclaunch.worker.stack_reader import FoundWorker
 from hpclaunch.worker.step_notices import StepNotices
 from hpclaunch.worker.worker_processes import saves, tree, work_of
+from hpclaunch.worker.workers import Workers
 
 pytestmark = pytest.mark.starts
 
@@ -437,9 +438,13 @@ def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds)
     assert report.steps == [0]
     assert max(report.spent) < 1e12
     json.dumps(Evidence(watch).found({0: process.pid}), allow_nan=False)
-    notices = StepNotices(watch)
+    workers = Workers(set)
+    workers.born(0, 1 << 30, [])
+    reports = []
+    notices = StepNotices(watch, workers, reports.append)
     assert notices.offer(1, 5, 0) == Offered(1, accepted=True, busy=False, steps=[])
-    assert notices.give({0: 1 << 30}, 1) == []
+    notices.give(1)
+    assert not any(isinstance(r, Unhandled | Unheard) for r in reports)
 
 
 @pytest.mark.fuzz

@@ -9,10 +9,11 @@ import psutil
 import pytest
 
 from hpclaunch.worker import step_notices
-from hpclaunch.worker.fork_server_messages import Offered
+from hpclaunch.worker.fork_server_messages import Offered, Taken, Unhandled, Unheard
 from hpclaunch.worker.progress_watch import ProgressWatch
 from hpclaunch.worker.site._hpclaunch_layout import ENTERED, IN_A_ROW
 from hpclaunch.worker.step_notices import StepNotices
+from hpclaunch.worker.workers import Workers
 from surroundings import environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
@@ -99,18 +100,27 @@ class Group:
 
     def __init__(self, forks, *texts, handled=(USR1,), progress=True):
         self.watch = ProgressWatch()
-        self.notices = StepNotices(self.watch)
+        self.living = Workers(set)
+        self.reports = []
+        self.notices = StepNotices(self.watch, self.living, self.reports.append)
         variables = self.watch.begin(range(len(texts)))
         self.workers = []
         for rank, text in enumerate(texts):
             setup = "".join(f"signal.signal({s}, heard)\n" for s in handled)
             process = forks.start(BEGIN + setup + text, env=variables[rank] if progress else {})
             self.watch.born(rank, process.pid)
+            self.living.born(rank, process.pid, [])
             self.workers.append(process)
 
     @property
     def pids(self):
         return {rank: process.pid for rank, process in enumerate(self.workers)}
+
+    def give(self, number):
+        """Give the notice. Return the ranks that are reported to be unable to take it."""
+        self.reports.clear()
+        self.notices.give(number)
+        return [rank for r in self.reports if isinstance(r, Unhandled) for rank in r.ranks]
 
     def ask(self, rank, word="step"):
         self.workers[rank].stdin.write(word + "\n")
@@ -155,15 +165,15 @@ def test_all_take_it_before_the_same_step(group, text):
     answer = both.notices.offer(1, 4, 0)
     assert answer == Offered(1, accepted=True, busy=False, steps=[2, 2])
     both.step()
-    assert both.notices.give(both.pids, 1) == []
-    assert not both.notices.is_taken(1)
+    assert both.give(1) == []
+    assert not both.notices.is_taken
     for rank in (0, 1):
         both.ask(rank)
         assert both.hear(rank) == [USR1, 3, True]
         assert both.hear(rank) == 4
         both.ask(rank, "end")
         assert both.hear(rank) == [4, [False, False, False, True]]
-    assert both.notices.is_taken(1)
+    assert both.notices.is_taken
 
 
 def test_a_rank_that_reaches_the_step_waits(group):
@@ -178,7 +188,7 @@ def test_a_rank_that_reaches_the_step_waits(group):
     assert both.notices.offer(3, 3, 0).accepted
     both.ask(0)
     wait_until_begun(both, 0, 3)
-    both.notices.give(both.pids, 3)
+    both.give(3)
     assert both.hear(0) == [USR1, 2, True]
     assert both.hear(0) == 3
     assert both.notices.offer(4, 9, 0).busy  # the other one has not taken the last one yet
@@ -205,7 +215,7 @@ def test_the_optimizer_that_steps_the_most_counts(group):
     one = group(GAN)
     one.step()
     assert one.notices.offer(1, 5, 0) == Offered(1, accepted=True, busy=False, steps=[3, 3])
-    one.notices.give(one.pids, 1)
+    one.give(1)
     one.ask(0)
     assert one.hear(0) == [USR1, 1, True]
 
@@ -216,7 +226,7 @@ def test_a_model_that_is_trained_after_another_one(group, text):
     one = group(text)
     one.step()
     assert one.notices.offer(1, 42, 0) == Offered(1, accepted=True, busy=False, steps=[41, 41])
-    one.notices.give(one.pids, 1)
+    one.give(1)
     one.ask(0)
     assert one.hear(0) == [USR1, 1, True]
 
@@ -225,7 +235,7 @@ def test_steps_that_the_script_counts(group):
     one = group(COUNTED)
     one.step()
     assert one.notices.offer(1, 3, 0).steps == [1, 1]
-    one.notices.give(one.pids, 1)
+    one.give(1)
     one.step()
     one.ask(0)
     assert one.hear(0) == [USR1, 2, True]
@@ -236,7 +246,7 @@ def test_each_before_its_own_next_step(group):
     both.step(0, 1)
     both.step(0)
     assert both.notices.offer(1, 0, 0) == Offered(1, accepted=True, busy=False, steps=[1, 2])
-    both.notices.give(both.pids, 1)
+    both.give(1)
     for rank, made in ((0, 2), (1, 1)):
         both.ask(rank)
         assert both.hear(rank) == [USR1, made, True]
@@ -248,7 +258,7 @@ def test_workers_that_make_no_steps(group):
     both.step()
     assert both.notices.offer(1, 2, 0).accepted
     both.step(1)
-    both.notices.give(both.pids, 1)
+    both.give(1)
     assert both.hear(1) == [USR1, 2, True]
     both.ask(1)
     both.hear(1)
@@ -260,7 +270,7 @@ def test_another_offer_takes_nothing_back(group):
     one = group(IDLE, handled=())
     one.step()
     one.notices.offer(1, 1, 0)
-    one.notices.give(one.pids, 1)
+    one.give(1)
     one.notices.offer(2, 1, 0)
     one.step()
     one.notices.withdraw()
@@ -274,7 +284,7 @@ def test_workers_that_name_their_phases_and_make_no_steps(group):
     one = group(names + IDLE)
     one.step()
     assert one.notices.offer(1, 1, 0) == Offered(1, accepted=True, busy=False, steps=[])
-    one.notices.give(one.pids, 1)
+    one.give(1)
     assert one.hear(0) == [USR1, 1, True]
 
 
@@ -290,14 +300,14 @@ def test_a_worker_that_ends_at_that_moment(group, monkeypatch):
 
     monkeypatch.setattr(step_notices, "catches", catches)
     one.notices.offer(1, 1, USR1)
-    one.notices.give(one.pids, 1)
+    one.give(1)
 
 
 def test_an_optimizer_that_is_made_after_the_notice(group):
     one = group("sys.stdin.readline(); print(0, flush=True); sys.stdin.readline()\n" + TRAIN)
     one.step()
     assert one.notices.offer(1, 1, 0).accepted
-    one.notices.give(one.pids, 1)
+    one.give(1)
     assert one.hear(0) == [USR1, 0, True]
     one.ask(0)
     one.step()
@@ -313,7 +323,7 @@ def test_which_signal(group, handled, signum, got):
     one = group(TRAIN, handled=handled)
     one.step()
     one.notices.offer(1, 2, signum)
-    assert one.notices.give(one.pids, 1) == []
+    assert one.give(1) == []
     one.ask(0)
     heard = one.hear(0)
     assert heard == ([got, 1, True] if got else 2)
@@ -323,7 +333,7 @@ def test_a_signal_that_the_script_does_not_handle(group):
     both = group(TRAIN, UNASKING, handled=())
     both.step()
     both.notices.offer(1, 2, USR1)
-    assert both.notices.give(both.pids, 1) == [1]
+    assert both.give(1) == [1]
     both.step()
 
 
@@ -340,25 +350,25 @@ def test_a_worker_that_has_just_left_may_have_handled_the_signal(group, handled,
     while psutil.Process(one.pids[0]).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     one.notices.offer(1, 2, USR1)
-    assert one.notices.give(one.pids, 1) == unheard
+    assert one.give(1) == unheard
 
 
 def test_workers_that_end_with_the_step(group):
     both = group(TRAIN, TRAIN, IDLE)
     both.step()
     both.notices.offer(1, 2, 0)
-    both.notices.give(both.pids, 1)
+    both.give(1)
     both.hear(2)
     for rank in (0, 1):
-        assert not both.notices.was_last(1)
+        assert not both.notices.was_last
         both.ask(rank)
         both.hear(rank)
         both.hear(rank)
-    assert both.notices.was_last(1)
+    assert both.notices.was_last
     both.notices.offer(2, 3, 0)
     both.notices.withdraw()
     both.step(1)
-    assert not both.notices.was_last(1)
+    assert not both.notices.was_last
 
 
 @pytest.mark.parametrize("ends", [(0,), (0, 1)])
@@ -369,22 +379,25 @@ def test_workers_that_had_ended_before(group, ends):
     for rank in ends:
         both.ask(rank, "end")
         both.workers[rank].wait()
-    left = {rank: pid for rank, pid in both.pids.items() if rank not in ends}
+        both.living.ended(both.pids[rank])
     both.notices.offer(1, 2, 0)
-    both.notices.give(left, 1)
-    assert not both.notices.is_taken(1)
-    if left:
+    both.give(1)
+    assert not both.notices.is_taken
+    if ends == (0,):
         both.ask(1)
         assert both.hear(1) == [USR1, 1, True]
         assert both.hear(1) == 2
-    assert both.notices.is_taken(1) == both.notices.was_last(1) == bool(left)
+    assert both.notices.is_taken == both.notices.was_last == (ends == (0,))
+    both.notices.report_end()
+    taken = [Taken(1, last=False), Taken(1, last=True)]
+    assert both.reports == (taken if ends == (0,) else [Unheard(1)])
 
 
 def test_without_progress_it_is_given_at_once(group):
     one = group(TRAIN, progress=False)
     one.step()
     assert one.notices.offer(1, 7, 0) == Offered(1, accepted=True, busy=False, steps=[])
-    one.notices.give(one.pids, 1)
+    one.give(1)
     assert one.hear(0)[:2] == [USR1, 1]
 
 

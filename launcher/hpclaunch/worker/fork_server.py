@@ -20,7 +20,8 @@ work; this file puts them together:
 - `companions.py`: the processes that are no workers, and continue if somebody stops them
 - `workers.py`: which workers live, and their descendants
 - `births.py`: how workers and the store process are started
-- `worker_watch.py`: what is found out about the workers, and the notices that they take
+- `worker_watch.py`: what is found out about the workers
+- `step_notices.py`: the notices that they take
 - `worker_stop.py`: how they are stopped
 - `worker_lease.py`: until when they may run
 - `ordered_events.py`: events that wait for output
@@ -61,6 +62,7 @@ from .processes import (
     to_group,
     variable,
 )
+from .step_notices import StepNotices
 from .store import Store
 from .sweeping import Sweeping, kill_all
 from .template_client import TemplateClient
@@ -91,6 +93,7 @@ class ForkServer:
         calls = Callbacks(self.report, self.on_birth, self.on_end, self.reap)
         self.births = Births(spawner, self.template, self.store, self.lease, calls)
         self.watch = WorkerWatch(self.workers, self.report, lambda: self.is_paused)
+        self.notices = StepNotices(self.watch.progress, self.workers, self.report)
         self.stop = WorkerStop(self.workers, handlers)
         self.memory_kills = MemoryKills()
         self.board = NoticeBoard()
@@ -131,6 +134,7 @@ class ForkServer:
             self.births.attend_to_successor()
             if time.monotonic() >= self.companions.due():
                 self.companions.look()
+            self.notices.look()
             self.watch.look()
             self.settle()
 
@@ -177,11 +181,11 @@ class ForkServer:
             case messages.Query(kind, number) if runs:
                 self.watch.ask(kind, number)
             case messages.Offer(number, step, signum) if runs and self.births.is_done:
-                self.report(self.watch.notices.offer(number, step, signum))
+                self.report(self.notices.offer(number, step, signum))
             case messages.Withdraw():
-                self.watch.notices.withdraw()
+                self.notices.withdraw()
             case messages.Give(number) if runs:
-                self.watch.give(number)
+                self.notices.give(number)
             case messages.Query(kind):
                 self.early[kind] = request
             case messages.Offer() | messages.Give():
@@ -278,7 +282,7 @@ class ForkServer:
         """End the round once its workers and all their leftovers have ended."""
         if not self.workers.is_running or self.workers.living or not self.births.is_done:
             return
-        self.watch.end_notice()
+        self.notices.report_end()
         pids = set(children()) - self.companions.pids()
         if pids:
             left = [leftover(pid) for pid in sorted(pids)]
@@ -289,6 +293,7 @@ class ForkServer:
         self.left = []
         self.workers.end()
         self.lease.release()
+        self.notices.end()
         self.events.add(messages.Gone(self.watch.end()))
 
     # Processes

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 
-from .fork_server_messages import Offered
+from .fork_server_messages import Event, Offered, Taken, Unhandled, Unheard
 from .processes import catches, signal_all
 from .progress_watch import ProgressWatch
 from .shared_pages import WorkerPage
 from .site import _hpclaunch_layout as layout
+from .workers import Workers
 
 # A worker writes which step it begins, and then reads the step of the notice. This process writes
 # that step, and waits for this time before it reads the worker's: on any processor, at least one of
@@ -29,13 +30,18 @@ SETTLED = 0.001  # seconds
 class StepNotices:
     """The notices of the current round."""
 
-    def __init__(self, progress: ProgressWatch) -> None:
+    def __init__(
+        self, progress: ProgressWatch, workers: Workers, report: Callable[[Event], None]
+    ) -> None:
         """`progress` has the pages of the workers."""
-        self._progress = progress
-        self.signum = 0  # of the last notice that was offered
+        self._progress, self._workers, self._report = progress, workers, report
+        self._signum = 0  # of the last notice that was offered
         self._step = 0  # of the same
-        self._given_step = 0  # of the last notice that was given
+        # The number of the last notice that was given; 0: none was, or it was reported as the last.
+        self._given = 0
+        self._given_step = 0  # its step
         self._given_to: set[int] = set()  # the ranks that had not ended by then
+        self._is_awaited = False  # not all have taken it yet
 
     def offer(self, number: int, step: int, signum: int) -> Offered:
         """Offer a notice before `step`, or with 0 before the next step of each rank."""
@@ -43,7 +49,7 @@ class StepNotices:
         stepping = [its for its in pages.values() if makes_steps(its)]
         busy = any(map(is_on_its_way, stepping))
         if not busy:
-            self.signum, self._step = signum, step
+            self._signum, self._step = signum, step
             for its in pages.values():
                 its.numbers[layout.STEP_OF_NOTICE] = layout.NEVER
                 its.numbers[layout.NOTICE] = number
@@ -61,18 +67,24 @@ class StepNotices:
             if its.number(layout.GIVEN) != its.number(layout.NOTICE):
                 its.numbers[layout.STEP_OF_NOTICE] = layout.NEVER
 
-    def give(self, pids: Mapping[int, int], number: int) -> list[int]:
-        """Give the notice. Return the ranks that cannot take it: they have no handler for the
-        signal that it names, and do not ask for notices. `pids` has the living workers by rank."""
-        pages = self._progress.pages
-        self._given_step, self._given_to = self._step, set(pids)
+    def give(self, number: int) -> None:
+        """Give the notice. Report the ranks that cannot take it: they have no handler for the
+        signal that it names, and do not ask for notices."""
+        pages, pids = self._progress.pages, self._workers.pids()
+        self._given, self._given_step, self._given_to = number, self._step, set(pids)
         for its in pages.values():
             its.numbers[layout.GIVEN] = number
             if not makes_steps(its):
                 its.numbers[layout.STEP_OF_NOTICE] = 0  # it has the notice from now on
-        return [
+        without = [
             rank for rank, pid in pids.items() if not self._inform(pid, number, pages.get(rank))
         ]
+        if without:
+            self._report(Unhandled(self._signum, without))
+        if len(without) == len(pids):
+            self._report(Unheard(number))
+        self._is_awaited = True
+        self.look()
 
     def _inform(self, pid: int, number: int, its: WorkerPage | None) -> bool:
         """Send the signal to a worker that does not raise it itself. Return False if the worker
@@ -82,32 +94,51 @@ class StepNotices:
         that it had counts."""
         if its is not None and alive(its.number(layout.WRITER)):
             pid = its.number(layout.WRITER)
-        if self.signum and not catches(pid, self.signum):
+        if self._signum and not catches(pid, self._signum):
             asks = its is not None and its.number(layout.ASKS)
-            return bool(asks) or (its is not None and had_handler(its, self.signum))
+            return bool(asks) or (its is not None and had_handler(its, self._signum))
         if its is not None and makes_steps(its):
             return True
-        signum = self.signum or handled(pid)
+        signum = self._signum or handled(pid)
         if signum:
             if its is not None:
                 its.numbers[layout.TAKEN] = number
             signal_all((pid,), signum)  # it may be no child of this process, and have just ended
         return True
 
-    def is_taken(self, number: int) -> bool:
-        """Return whether all workers that make steps have taken a notice, also those that have
-        ended since it was given; False if all had ended before."""
-        able, had_ended = self._stepping()
-        return all(its.number(layout.TAKEN) == number for its in able) and bool(
-            able or not had_ended
-        )
+    def look(self) -> None:
+        """Report it if all workers have taken the notice."""
+        if self._is_awaited and self.is_taken:
+            self._report(Taken(self._given, last=False))
+            self._is_awaited = False
 
-    def was_last(self, number: int) -> bool:
-        """Return whether the last notice that was given was taken, and no worker has begun a step
-        after that of the notice. `number` is the notice's."""
+    def report_end(self) -> None:
+        """Report it if the workers, which all have ended, have ended with the step of the notice.
+        Call this before the leftovers of the workers are looked at."""
+        self.look()
+        if self._given and self.was_last:
+            self._report(Taken(self._given, last=True))
+            self._given = 0
+
+    def end(self) -> None:
+        """End the round."""
+        self._given, self._is_awaited = 0, False
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether all workers that make steps have taken the last notice that was given, also those
+        that have ended since; False if all had ended before."""
+        able, had_ended = self._stepping()
+        taken = all(its.number(layout.TAKEN) == self._given for its in able)
+        return taken and bool(able or not had_ended)
+
+    @property
+    def was_last(self) -> bool:
+        """Whether the last notice that was given was taken, and no worker has begun a step after
+        that of the notice."""
         able, _ = self._stepping()
         last = all(its.number(layout.ENTERED) <= self._given_step for its in able)
-        return bool(able) and last and self.is_taken(number)
+        return bool(able) and last and self.is_taken
 
     def _stepping(self) -> tuple[list[WorkerPage], list[WorkerPage]]:
         """Return the pages of workers that make steps: of those that could take the last notice

@@ -1,4 +1,4 @@
-"""Progress, evidence and samples of the workers of a round, and the notices that they take.
+"""Progress, evidence, samples and vital signs of the workers of a round.
 
 Their progress is looked at again and again (`progress_watch.py`). The rest is found out when there
 is a query for it: where they are (evidence), a sample, or vital signs.
@@ -19,13 +19,9 @@ from .fork_server_messages import (
     VITALS,
     Answer,
     Event,
-    Taken,
-    Unhandled,
-    Unheard,
 )
 from .progress_watch import ProgressWatch
 from .sampler import Sampler
-from .step_notices import StepNotices
 from .vitals import VitalSigns
 from .workers import Workers
 
@@ -56,7 +52,6 @@ class WorkerWatch:
         self._sampler = Sampler(self.progress)
         # The head and the history each learn what was used since their own last query.
         vitals = {kind: VitalSigns(self.progress) for kind in (VITALS, HISTORY)}
-        self.notices = StepNotices(self.progress)
         self._finders: dict[str, Callable[[], Steps]] = {
             EVIDENCE: self._find_evidence,
             SAMPLE: lambda: self._sampler.take(self._workers.pids),
@@ -64,25 +59,14 @@ class WorkerWatch:
             HISTORY: lambda: self._find_vitals(vitals[HISTORY]),
         }
         self._queries: dict[str, Answering] = {}  # by kind
-        self._given = 0  # the number of the last notice that was given in this round
-        self._untaken = 0  # the same, until all have taken it
 
     def begin(self, ranks: Iterable[int]) -> dict[int, dict[str, str]]:
         """Begin a round. Return what each rank needs in its environment to report its progress."""
         self._sampler.begin()
         return self.progress.begin(ranks)
 
-    def end_notice(self) -> None:
-        """Report it if the workers, which all have ended, have ended with the step of the notice.
-        Call this before the leftovers of the workers are looked at."""
-        self._look_at_notice()
-        if self._given and self.notices.was_last(self._given):
-            self._report(Taken(self._given, last=True))
-            self._given = 0
-
     def end(self) -> list[int]:
         """End the round. Return on what the workers spent their time, in milliseconds."""
-        self._given = self._untaken = 0
         self._queries.clear()
         spent, _ = self.progress.spent()
         self.progress.end()
@@ -123,22 +107,6 @@ class WorkerWatch:
     def _find_vitals(self, vitals: VitalSigns) -> Steps:
         yield {"ranks": vitals.of(self._workers.pids())}
 
-    # Notices
-
-    def give(self, number: int) -> None:
-        without = self.notices.give(self._workers.pids(), number)
-        if without:
-            self._report(Unhandled(self.notices.signum, without))
-        if len(without) == len(self._workers.living):
-            self._report(Unheard(number))
-        self._given = self._untaken = number
-        self._look_at_notice()
-
-    def _look_at_notice(self) -> None:
-        if self._untaken and self.notices.is_taken(self._untaken):
-            self._report(Taken(self._untaken, last=False))
-            self._untaken = 0
-
     # Looks
 
     def due(self) -> float:
@@ -152,7 +120,6 @@ class WorkerWatch:
     def look(self) -> None:
         """Look at the workers, if it is time. While they are paused, only evidence is collected.
         While evidence is collected, nothing else is."""
-        self._look_at_notice()
         if EVIDENCE in self._queries:
             self._continue(EVIDENCE)
         elif not self._is_paused():
