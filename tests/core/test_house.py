@@ -53,7 +53,7 @@ RULES = {"core.consensus", "core.placement", "core.health", "core.hangs", "core.
 # The agent's side and the worker's.
 OF_BOTH = (
     *("worker.json_lines", "worker.messages", "worker.fork_server_messages"),
-    "worker.mps_messages",
+    *("worker.death_notices", "worker.mps_messages"),
     *("worker.private_files", "worker.processes", "worker.sock_diag", "worker.stop_watch"),
     "worker.site",  # the table of variables
 )
@@ -242,7 +242,6 @@ OTHERS_TEXTS = {
     "cli/sbatch.py": "what sbatch says",
     "core/head/last_lines.py": "the table of what workers' last lines mean",
     "system/logs/error_file.py": "the message of a worker's exception",
-    "system/network/death_notices.py": "the format of a death notice",
     "system/network/launches.py": "the format in which steps answer",
 }
 

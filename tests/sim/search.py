@@ -48,7 +48,7 @@ from hpclaunch.core.protocol.messages import Hint
 from hpclaunch.core.protocol.model import Place
 from hpclaunch.core.protocol.timing import Timing
 from hpclaunch.core.protocol.values import value
-from hpclaunch.system.network.death_notices import LOOKS
+from hpclaunch.system.network.death_inquiries import LOOKS
 
 TIMING = Timing()
 QUANTUM = TIMING.vote_lease / 3

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import LIMIT, gone
 
-from hpclaunch.system.network import death_notices, route
+from hpclaunch.system.network import death_inquiries, route
+from hpclaunch.worker import death_notices
 from hpclaunch.worker.notice_board import NoticeBoard
 from surroundings import talker
 
@@ -23,10 +24,8 @@ KEY = b"k" * 32
 
 
 def answer_to(question, key=KEY, text=b""):
-    board = NoticeBoard()
-    notice = text.decode() or death_notices.notice(3, "first")
-    board.prepare(0, notice, death_notices.notice_secret(key, notice.encode()).hex(), "")
-    return board.signed_answer(question)
+    text = text or death_notices.notice(3, "first").encode()
+    return death_notices.signed_answer(text, death_notices.notice_secret(key, text), question)
 
 
 QUESTION = death_notices.new_question()
@@ -45,14 +44,12 @@ MALFORMED = [
 ]
 AGENT = """
 import sys, time
-from hpclaunch.system.network import death_notices
+from hpclaunch.system.network import death_inquiries
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
 from hpclaunch.worker.fork_server_messages import Started, Worker
 port, incarnation, key = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
 server = ForkServerClient()
-notice = death_notices.notice(3, incarnation)
-secret = death_notices.notice_secret(key, notice.encode())
-server.post_on_death(port, notice, secret, death_notices.release_word(key, 3))
+server.post_on_death(port, *death_inquiries.own_notice(key, 3, incarnation))
 out = sys.argv[4]
 server.start([Worker(0, ["sleep", "1000"], {}, out, out)], {}, store="", warm=False)
 while not isinstance(started := server.hear()[0], Started):
@@ -99,7 +96,7 @@ def port():
 
 def found(*ports, incarnation="", agent=3, seconds=1.0):
     """Return whether an inquiry finds the agent dead within that time."""
-    inquiries = death_notices.Inquiries(KEY)
+    inquiries = death_inquiries.Inquiries(KEY)
     began = time.monotonic()
     try:
         inquiries.begin(agent, [("127.0.0.1", p) for p in ports], began, incarnation)
@@ -140,7 +137,7 @@ def test_an_answer_has_the_number_of_the_last_question(start, port):
     agent = start(port)
     agent.kill()
     until_found(port)
-    inquiries = death_notices.Inquiries(KEY)
+    inquiries = death_inquiries.Inquiries(KEY)
     try:
         inquiries.begin(3, [("127.0.0.1", port)], time.monotonic(), "first", number=1)
         inquiries.begin(3, [], time.monotonic(), number=2)
@@ -171,7 +168,7 @@ def test_what_a_stranger_says_at_the_port_does_no_harm(words):
     """Neither an agent that asks nor one that is started in that place is affected."""
     with talker(words) as stranger:
         assert not found(stranger, seconds=0.1)
-        death_notices.take_down(KEY, 3, [stranger])
+        death_inquiries.take_down(KEY, 3, [stranger])
 
 
 def proves_death(answer, agent=3, incarnation=""):
@@ -203,9 +200,8 @@ def test_whatever_is_asked(question):
     """A question is answered; after anything else the connection is closed."""
     ours, theirs = socket.socketpair()
     board = NoticeBoard()
-    notice = death_notices.notice(3, "first")
-    secret = death_notices.notice_secret(KEY, notice.encode())
-    board.prepare(0, notice, secret.hex(), death_notices.release_word(KEY, 3))
+    notice, secret, release = death_inquiries.own_notice(KEY, 3, "first")
+    board.prepare(0, notice, secret.hex(), release)
     board._asking.append(theirs)
     with ours, theirs:
         ours.send(question)
@@ -256,7 +252,7 @@ def test_an_agent_that_is_started_anew_is_not_dead(start, port):
     agent = start(port)
     agent.kill()
     until_found(port)
-    death_notices.take_down(KEY, 3, [port])
+    death_inquiries.take_down(KEY, 3, [port])
     assert not found(port)
     assert gone(agent.server)
 
@@ -265,8 +261,8 @@ def test_only_that_agent_can_take_it_down(start, port):
     agent = start(port)
     agent.kill()
     until_found(port)
-    death_notices.take_down(b"x" * 32, 3, [port])
-    death_notices.take_down(KEY, 4, [port])
+    death_inquiries.take_down(b"x" * 32, 3, [port])
+    death_inquiries.take_down(KEY, 4, [port])
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.send(b"go away" * 100)
     until_found(port)

@@ -20,7 +20,7 @@ from ..core.protocol.model import HEAD, Allocation, Origin, Place, Trouble, with
 from ..core.protocol.node_facts import MessageIgnored, NodeFact, PortTaken
 from ..core.protocol.values import replace
 from ..system.hosts import machines
-from ..system.network import death_notices, route, wire, zmq_channel
+from ..system.network import death_inquiries, route, wire, zmq_channel
 from ..system.network.secret import VARIABLE, fingerprint
 from ..system.shared.errands import Answer, Explain, Explained, Resolve, Resolved
 from .adapter import Adapter, Fd, Performs
@@ -64,7 +64,7 @@ class Channels(Adapter):
         self.context = zmq.Context()
         self._shared = shared
         self._errands = errands
-        self._inquiries: death_notices.Inquiries | None = None
+        self._inquiries: death_inquiries.Inquiries | None = None
         self._notice: tuple[PostOnDeath, str] | None = None  # of this incarnation
         self._looked_up: set[int] = set()  # agents to dial once their names are resolved
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to agents that get our reports
@@ -93,7 +93,7 @@ class Channels(Adapter):
                 f"another hpclaunch is already agent {index} of {self.where.name}: give each "
                 "of several launches an --rdzv-id of its own, or an srun of its own"
             )
-        death_notices.take_down(mine.death_secret, index, mine.ports)
+        death_inquiries.take_down(mine.death_secret, index, mine.ports)
         server = zmq_channel.HeadChannel(
             mine, len(self.where.places), wire.MAX_BYTES, me=index, context=self.context
         )
@@ -131,11 +131,9 @@ class Channels(Adapter):
     def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
         """Prepare this agent's death notice, now and each time that it gets another place."""
         self._notice = post, incarnation
-        index = self.where.index if self.where.has_place else death_notices.NO_PLACE
+        index = self.where.index if self.where.has_place else None
         key = self.keys(self.where.index).death_secret
-        notice = death_notices.notice(index, incarnation)
-        secret = death_notices.notice_secret(key, notice.encode())
-        post(self.port, notice, secret, death_notices.release_word(key, index))
+        post(self.port, *death_inquiries.own_notice(key, index, incarnation))
 
     def keys(self, agent: int) -> zmq_channel.Keys:
         """Return the keys and ports of an agent.
@@ -214,7 +212,7 @@ class Channels(Adapter):
 
     def probe(self, effect: effects.Probe) -> None:
         if self._inquiries is None:
-            self._inquiries = death_notices.Inquiries(self.keys(effect.agent).death_secret)
+            self._inquiries = death_inquiries.Inquiries(self.keys(effect.agent).death_secret)
         if effect.port:
             targets = [(effect.address or route.LOOPBACK, effect.port)]
         else:

@@ -1,29 +1,24 @@
-"""The death notice of an agent, which its fork server posts for other agents.
-
-Only the host of an agent can know whether it is dead. A refused connection proves nothing, since a
-firewall or a router may refuse connections to living agents. So the agent gives its fork server a
-notice and a secret (`system/network/death_notices.py`). Once the agent is dead and its workers are
-killed, the fork server listens at the agent's port, and answers each question with the notice and a
-signature of the question.
+"""The board on which the fork server posts the death notice of its agent: it listens at the port
+where the agent listened. `death_notices.py` describes what is asked there, and answered.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
+import hmac  # here, not in a function: once the agent is dead, the file system may stall
 import os
 import select
 import socket
 import time
 
+from .death_notices import is_question, signed_answer
 from .descriptors import Readable
 from .guarded_port import listen
 
 POSTED = 5.0  # seconds from the death on
 TAKE_OVER = 1.0  # seconds; the port of a dead process is free a moment later
 MOST = 64  # connections at once
-QUESTION = b"\xff?"  # the beginning of a question, before 8 further bytes; not of a ZeroMQ greeting
 
 
 class NoticeBoard:
@@ -40,10 +35,6 @@ class NoticeBoard:
         the word with which a restarted agent has the notice of its predecessor taken down."""
         self.port, self.secret = port, bytes.fromhex(secret)
         self.notice, self.release = notice.encode(), release.encode()
-
-    def signed_answer(self, question: bytes) -> bytes:
-        signature = hmac.digest(self.secret, question, "sha256").hex()
-        return b"%b %b\n" % (self.notice, signature.encode())
 
     def post(self) -> None:
         """Post the notice, since the agent is dead. Nothing reads the output of this process any
@@ -90,8 +81,8 @@ class NoticeBoard:
     def _answer(self, end: socket.socket) -> None:
         try:
             question = end.recv(256)
-            if len(question) == len(QUESTION) + 8 and question.startswith(QUESTION):
-                end.send(self.signed_answer(question))
+            if is_question(question):
+                end.send(signed_answer(self.notice, self.secret, question))
                 return
         except OSError:
             question = b""

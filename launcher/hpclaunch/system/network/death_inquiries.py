@@ -1,10 +1,7 @@
-"""Death notices: signed answers with which an agent's own host confirms that the agent is dead.
+"""Inquiries about agents that may be dead, and the notices that this agent leaves behind.
 
-Each agent leaves a notice with its fork server, and a secret that is derived for that notice. Once
-the agent is dead and its workers are killed, the fork server listens where the agent did, and
-answers each question with the notice and a signature of the question (`worker/notice_board.py`). No
-two questions are the same, so nobody can repeat an earlier answer. A host that refuses connections
-or does not answer proves nothing.
+`worker/death_notices.py` describes both. A host that refuses connections or does not answer proves
+nothing.
 """
 
 from __future__ import annotations
@@ -12,63 +9,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import select
 import socket
 from collections.abc import Collection, Iterable
 
+from ...worker import death_notices
+from ...worker.death_notices import LONGEST, new_question, proves_death
 from .route import begin_connection
 
 LOOKS = (0.0, 0.01, 0.03, 0.1, 0.4, 1.0, 2.0)  # seconds after which an inquiry tries again
 NO_PLACE = -1  # index in the notice of an agent that does not know its own
 RELEASE_LIMIT = 0.5  # seconds
-LONGEST = 512  # bytes of an answer
-_WORDS = "hpclaunch: dead:"
 
 
-def new_question() -> bytes:
-    """Return a new question for an inquiry. It begins like a ZeroMQ greeting, so a living agent
-    treats it like any connection that closes before it has authenticated itself.
+def own_notice(key: bytes, agent: int | None, incarnation: str) -> tuple[str, bytes, str]:
+    """Return the notice of an agent, the secret that signs questions, and the word that takes the
+    notice down. `agent`: its index; None if it has no place yet.
     """
-    return b"\xff?" + os.urandom(7) + b"\x7f"
-
-
-def notice(agent: int, incarnation: str) -> str:
-    return f"{_WORDS} {agent} {incarnation}"
-
-
-def notice_secret(key: bytes, text: bytes) -> bytes:
-    """Return the secret with which the host that keeps this notice signs questions."""
-    import hmac  # loads OpenSSL, which an agent that is alone does not need
-
-    return hmac.digest(key, text, "sha256")
-
-
-def proves_death(
-    answer: bytes, question: bytes, key: bytes, agent: int, incarnation: str = ""
-) -> bool:
-    """Return whether an answer to this question proves that an agent is dead: the one with this
-    index, or if its incarnation is known, with that incarnation.
-
-    Anybody may have sent the answer, so its text is used only after its signature is verified.
-    """
-    import hmac
-
-    text, _, signature = answer.rpartition(b" ")
-    expected = hmac.digest(notice_secret(key, text), question, "sha256").hex()
-    if not hmac.compare_digest(signature, f"{expected}\n".encode()):
-        return False
-    words = f"{_WORDS} ".encode()
-    if incarnation:
-        return text.startswith(words) and text.endswith(f" {incarnation}".encode())
-    return text.startswith(words + f"{agent} ".encode())
-
-
-def release_word(key: bytes, agent: int) -> str:
-    """Return the word that takes down the notice of a restarted agent's predecessor."""
-    import hmac
-
-    return hmac.digest(key, f"release {agent}".encode(), "sha256").hex()
+    index = NO_PLACE if agent is None else agent
+    text = death_notices.notice(index, incarnation)
+    secret = death_notices.notice_secret(key, text.encode())
+    return text, secret, death_notices.release_word(key, index)
 
 
 def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
@@ -81,7 +42,7 @@ def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
             s.connect(("127.0.0.1", port))
             s.send(question := new_question())
             if proves_death(s.recv(LONGEST), question, key, agent):
-                s.send(release_word(key, agent).encode())
+                s.send(death_notices.release_word(key, agent).encode())
                 s.recv(1)  # until it is closed
 
 
