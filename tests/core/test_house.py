@@ -155,6 +155,7 @@ OF_ANY_PROGRAM = {
     "configuration": {"NOBODY", "Configuration", "JobRecord", "Voters", "voters"},
     "effects": {"Dial", "Effect", "Probe", "Record", "Send"},
     "facts": {"ElectionAwaited", "HeadHeard", "HeadSilent"},
+    "losses": {"Loss"},
     "messages": {"Hint"},
     "model": {"Place"},
     "timing": {"Timing"},
@@ -231,7 +232,7 @@ def test_an_agent_does_not_load_torch():
 # Texts that we have made for people: in which no decision, figure or report may search.
 OUR_TEXTS = {
     *("account", "advice", "lost", "message", "notice", "reason", "said", "straggler", "unfit"),
-    *("verdict", "why", "words"),
+    *("verdict", "why", "why_lost", "words"),
 }
 SEARCHES = {
     *("count", "endswith", "find", "fullmatch", "index", "match", "partition", "removeprefix"),

@@ -101,8 +101,8 @@ REASONS = {
     " belongs to ": "system/gpus/foreign_mps.py",
     "ended with ": "system/processes/commands.py",
     "cannot write to the log directory ": "system/logs/log_directory.py",
-    " was lost: ": "core/head/loss_detection.py",
-    "it has been silent for ": "core/consensus/contact.py",
+    " was lost: ": "core/head/roster.py",
+    "it has been silent for ": "core/protocol/losses.py",
     "survive SIGKILL for ": "core/member/stopping.py",
     "the CPU quota of its cgroup stops it for ": "core/stragglers/causes.py",
     "all have begun it: a network that loses data, or a fault of the backend": (

@@ -44,6 +44,7 @@ from hpclaunch.core.consensus.presence import Presence
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.protocol.configuration import NOBODY, Configuration, JobRecord
 from hpclaunch.core.protocol.effects import Effect, Send
+from hpclaunch.core.protocol.losses import Loss
 from hpclaunch.core.protocol.messages import Hint
 from hpclaunch.core.protocol.model import Place
 from hpclaunch.core.protocol.timing import Timing
@@ -153,11 +154,11 @@ class Start:
                 presence.hear(now, term=vote.term, version=vote.version, answers=None)
                 self.reports[agent] = vote
             elif agent in election.dead:
-                presence.die(election.dead[agent], "dead")
+                presence.die(election.dead[agent], Loss.ENDED)
             elif agent != election.old and agent in election.configuration.agents:
                 presence.expect(now, within=TIMING.loss)
             else:
-                presence.give_up("lost")
+                presence.give_up(now, Loss.EARLIER)
 
     # Messages
 
@@ -253,8 +254,8 @@ class Start:
         if lease is None:
             return
         for agent, presence in enumerate(self.presences):
-            if agent != self.place and (why := presence.check(now)):
-                presence.give_up(why)
+            if agent != self.place and (loss := presence.check(now)):
+                presence.give_up(now, loss)
             elif agent == self.place:
                 presence.contact.hear(now)
         lease.renew(now)
@@ -311,7 +312,7 @@ class Start:
 
     def hear_proof(self, agent: int, now: float) -> None:
         if self.lease is not None and self.presences[agent].can_be_dead():
-            self.presences[agent].die(now, "dead")
+            self.presences[agent].die(now, Loss.EXITED)
             self.lease.renew(now)
         self.follower.agent_died(agent, now)
         self.decide(now)
@@ -502,7 +503,7 @@ class Cluster:
 # Fields that decide nothing, never change, or are taken into account otherwise.
 LEFT_OUT = {
     *("rotation", "timing", "me", "index", "elects", "_elects", "_presences", "link", "contact"),
-    *("answered", "why", "_why_lost", "_dialled", "_missed", "_lost_at", "_notice_at"),
+    *("answered", "loss", "silent", "_why_lost", "_dialled", "_missed", "_lost_at", "_notice_at"),
     *("_hurried_at", "_headless_limit", "_awake_since"),
 }
 

@@ -474,7 +474,6 @@ class Checker:
             index, there = other.index, other.living and other.has_heard
             if peer.report is None and not self.sim.plan.numbered:
                 continue  # nobody has had this place yet
-            lost = there and not peer.why_lost.endswith("before")
             if head.state.orders.term and peer.report is None:
                 continue  # it has not found its new head yet, or begins only now
             is_last = peer.report is not None and peer.report.round < head.state.round
@@ -482,7 +481,7 @@ class Checker:
                 continue  # it has just found it, and is not done with the last round
             plan = self.sim.plan
             disturbed = not self.sim.network.disturbed.isdisjoint((index, agent.index))
-            error = lost and not disturbed and not (plan.drop or plan.slow)
+            error = there and not disturbed and not (plan.drop or plan.slow)
             self._require(not error, agent, f"gave agent {index} up in error")
 
     def _exits(self, agent: Agent, reason: str) -> None:

@@ -11,6 +11,7 @@ from hpclaunch.core.consensus.leader_lease import LeaderLease
 from hpclaunch.core.consensus.presence import Presence
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.protocol.configuration import Configuration, JobRecord, voters
+from hpclaunch.core.protocol.losses import Loss
 
 
 def test_an_answer_to_an_earlier_tenure_is_none_to_this_one():
@@ -91,7 +92,7 @@ def test_another_start_in_a_place_joins_once_the_last_one_is_out():
     for agent in (1, 2):
         answer(lease, agent, 0.0)
     assert reconfigured(lease, 0.0) == "0-2"
-    one.give_up("silent")
+    one.give_up(0.0, Loss.SILENT)
     one.start_anew(excludes_last=True)
     answer(lease, 1, 1.0)
     one.come_back()
@@ -111,7 +112,7 @@ def test_the_dead_need_no_new_configuration():
         answer(lease, agent, 0.0)
     assert reconfigured(lease, 0.0) == "0-2"
     for presence in (one, two):
-        presence.die(1.0, "killed")
+        presence.die(1.0, Loss.EXITED)
     assert reconfigured(lease, 1.0) == "0"
     lease.renew(60.0)
     assert lease.holds(60.0)

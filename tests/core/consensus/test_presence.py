@@ -6,20 +6,14 @@ import math
 
 import pytest
 
-from hpclaunch.core.consensus.contact import Acknowledged, Contact
+from hpclaunch.core.consensus.contact import Acknowledged
+from hpclaunch.core.consensus.leader_link import LeaderLink
 from hpclaunch.core.consensus.presence import GIVEN_UP, TRANSITIONS, PeerState, Presence
+from hpclaunch.core.protocol.losses import Loss
 from hpclaunch.core.protocol.timing import Timing
 
 TIMING = Timing(loss=10.0, beat=1.0)
 LEASE = TIMING.vote_lease  # 13 s
-
-
-def contact(*history):
-    """Return a contact after "heard" and "closed" at some times."""
-    one = Contact()
-    for what, when in history:
-        (one.hear if what == "heard" else one.close)(when)
-    return one
 
 
 def heard(at=0.0, *, answered=None):
@@ -31,14 +25,20 @@ def heard(at=0.0, *, answered=None):
     return one
 
 
-def test_evidence():
-    open_, closed = contact(("heard", 5.0)), contact(("heard", 5.0), ("closed", 7.0))
-    silent = "it has been silent for 10 s"
-    assert open_.evidence(15.0, dead=False) == silent
-    assert closed.evidence(15.0, dead=False) == silent
-    dead = "its host confirmed that it exited"
-    assert closed.evidence(8.0, dead=True) == dead
-    assert contact().evidence(8.0, dead=True) == dead
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_how_long_a_lost_agent_has_been_silent(is_closed):
+    one = heard(5.0)
+    if is_closed:
+        one.contact.close(7.0)
+    one.give_up(15.0, Loss.SILENT)
+    assert one.loss is Loss.SILENT
+    assert one.loss.words(one.silent) == "it has been silent for 10 s"
+
+
+def test_the_evidence_that_a_head_is_lost():
+    link = LeaderLink(TIMING)
+    link.is_dead = True
+    assert link.evidence(8.0) == "its host confirmed that it exited"
 
 
 def test_the_newest_message_that_was_answered():
@@ -77,7 +77,7 @@ def test_when_it_is_looked_at_again(history, expected):
 def test_one_that_is_silent_is_lost():
     one = heard(5.0)
     assert not one.check(14.9)
-    assert one.check(15.0) == "it has been silent for 10 s"
+    assert one.check(15.0) is Loss.SILENT
 
 
 def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
@@ -85,10 +85,10 @@ def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
     for at in range(1, 30):
         # The agent continues to report, and hears nothing new.
         one.hear(float(at), term=0, version=0, answers=1)
-        if why := one.check(float(at)):
+        if loss := one.check(float(at)):
             break
         assert (one.state is PeerState.UNANSWERED) == (at >= 12), "a loss timeout and two beats"
-    assert (at, why) == (22, "it reports, but no order reaches it")
+    assert (at, loss) == (22, Loss.UNANSWERED)
 
 
 def test_an_answer_in_time_is_as_good_as_ever():
@@ -119,8 +119,8 @@ def test_who_dies_within_its_vote_lease_follows_nobody_else(at, until):
     one = heard(0.0, answered=0.0)
     one.contact.close(at - 1.0)
     assert one.can_be_dead()
-    one.die(at, "killed")
-    assert (one.state, one.why) == (PeerState.DEAD, "killed")
+    one.die(at, Loss.EXITED)
+    assert (one.state, one.loss) == (PeerState.DEAD, Loss.EXITED)
     assert one.vote_ends_at == until
 
 
@@ -128,7 +128,7 @@ def test_another_start_of_an_agent_that_died_has_no_vote_until_it_joins():
     one = heard(0.0, answered=0.0)
     assert one.has_configuration
     one.contact.close(0.5)
-    one.die(1.0, "killed")
+    one.die(1.0, Loss.EXITED)
     one.start_anew(excludes_last=True)
     one.hear(2.0, term=0, version=-1, answers=None)
     one.come_back()
@@ -156,7 +156,7 @@ def test_an_answer_of_another_start_proves_that_the_last_one_is_dead(
     one = Presence(TIMING)
     one.answered.send(1, 0.0)
     one.hear(0.1, term=0, version=0, answers=followed)
-    one.give_up("silent")
+    one.give_up(0.1, Loss.SILENT)
     one.start_anew(excludes_last=excludes_last)
     one.answered.send(2, at)
     one.hear(at, term=0, version=-1, answers=answers)
@@ -182,12 +182,12 @@ def test_who_was_given_up_stays_so_until_it_comes_back(state):
     one = heard(0.0, answered=0.0)
     one.contact.close(1.0)
     if state is PeerState.LOST:
-        one.give_up("silent")
+        one.give_up(50.0, Loss.SILENT)
     else:
-        one.die(50.0, "killed")
+        one.die(50.0, Loss.EXITED)
     assert one.deadline() == math.inf
     one.hear(60.0, term=0, version=0, answers=1)
     assert one.state is state
-    assert one.why
+    assert one.loss
     one.come_back()
-    assert (one.state, one.why) == (PeerState.HEARD, "")
+    assert (one.state, one.loss) == (PeerState.HEARD, None)

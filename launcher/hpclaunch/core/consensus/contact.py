@@ -28,13 +28,6 @@ class Contact:
         if self.heard is not None and self.closed is None:
             self.closed = now
 
-    def evidence(self, now: float, *, dead: bool) -> str:
-        """Return why the other agent counts as lost. `dead`: its host has confirmed its death."""
-        if dead:
-            return "its host confirmed that it exited"
-        assert self.heard is not None, "an agent that was never heard cannot be lost"
-        return f"it has been silent for {now - self.heard:.0f} s"
-
 
 class Acknowledged:
     """The messages of ours that the other end has answered, and when we sent them.

@@ -15,6 +15,7 @@ from enum import Enum
 from ..protocol.configuration import NOBODY, Configuration
 from ..protocol.effects import Dial, Effect, Probe, Record
 from ..protocol.facts import ElectionAwaited, HeadHeard, HeadSilent
+from ..protocol.losses import Loss
 from ..protocol.messages import Hint
 from ..protocol.timing import Timing
 from .leader_link import Heartbeat, LeaderLink
@@ -191,7 +192,7 @@ class Follower:
         """
         if sender == self.head and hint.led and hint.term > self.term and not self.is_free(now):
             self.link.is_released = True
-            return self._lose_head(hint.term, "it no longer leads", now)
+            return self._lose_head(hint.term, Loss.STEPPED_DOWN.words(), now)
         if self.seeking == NOBODY or self.rotation.head_of(hint.term) in (self.index, self.head):
             return []
         if hint.led:

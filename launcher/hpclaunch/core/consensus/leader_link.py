@@ -10,6 +10,7 @@ import math
 from typing import Protocol
 
 from ..protocol.configuration import Configuration
+from ..protocol.losses import Loss
 from ..protocol.timing import Timing
 from .contact import Acknowledged, Contact
 
@@ -103,4 +104,6 @@ class LeaderLink:
         return math.inf if heard is None else heard + seconds
 
     def evidence(self, now: float) -> str:
-        return self._contact.evidence(now, dead=self.is_dead)
+        """Return why the head counts as lost."""
+        assert self.is_dead or self.was_heard, "a head that was never heard cannot be lost"
+        return (Loss.EXITED if self.is_dead else Loss.SILENT).words(now - self.silent_at(0.0))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 
+from ..protocol.losses import Loss
 from ..protocol.timing import Timing
 from .contact import Acknowledged, Contact
 
@@ -39,12 +40,13 @@ TRANSITIONS = {
 
 
 class Presence:
-    """The presence of one agent. `why` is the reason why it was given up, as a text, or ""."""
+    """The presence of one agent."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
         self.state = PeerState.UNHEARD
-        self.why = ""
+        self.loss: Loss | None = None  # why it was given up; None: it was not
+        self.silent = 0.0  # for how long it had been silent then, in seconds
         self.term = -1  # the newest term whose head it has followed
         # Whether the newest start of the agent has a configuration, or is being sent its first. Of
         # the agents that can lead, only voters get one.
@@ -133,7 +135,7 @@ class Presence:
     def come_back(self) -> None:
         """Take the agent back after it was given up."""
         self._enter(PeerState.HEARD)
-        self.why = ""
+        self.loss = None
         if self.has_configuration:
             self.vote_ends_at = math.inf
 
@@ -175,26 +177,27 @@ class Presence:
         since = max(self.answered.lease_start, self._awake_since)
         return since + self.timing.loss + 2 * self.timing.quiet_beat
 
-    def check(self, now: float) -> str:
-        """Return why the agent must be given up; "" if it need not be.
+    def check(self, now: float) -> Loss | None:
+        """Return why the agent must be given up; None if it need not be.
 
         An agent that is heard but answers no order becomes UNANSWERED. Its lease is no longer
         renewed, and the agent must be given up when the lease has ended.
         """
         if now < self.deadline():
-            return ""
+            return None
         if now >= self.silent_at(self.timing.loss):
-            return self.contact.evidence(now, dead=False)
+            return Loss.SILENT
         if self.state is not PeerState.UNANSWERED:
             self._enter(PeerState.UNANSWERED)
             self._unanswered_since = now
-            return ""
-        return "it reports, but no order reaches it"
+            return None
+        return Loss.UNANSWERED
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, now: float, loss: Loss) -> None:
         if not self.is_given_up:
             self._enter(PeerState.LOST)
-            self.why = why
+            self.loss = loss
+            self.silent = 0.0 if self.contact.heard is None else now - self.contact.heard
 
     def can_be_dead(self) -> bool:
         """Return whether to believe a probe that found the agent dead: False if it is heard."""
@@ -202,13 +205,13 @@ class Presence:
         doubtful = unheard or self.is_given_up or self.contact.closed is not None
         return doubtful and not self.is_dead
 
-    def die(self, now: float, why: str) -> None:
+    def die(self, now: float, loss: Loss) -> None:
         """Note that the agent is proven dead."""
         if self.is_dead:
             return
         self._enter(PeerState.DEAD)
         self._end_vote(now)
-        self.why = self.why or why
+        self.loss = self.loss or loss
 
     def _end_vote(self, now: float) -> None:
         """Note that the start that a configuration lists is dead. If it died within its vote lease

@@ -10,6 +10,7 @@ import math
 
 from ..protocol.effects import Effect, Probe, Record
 from ..protocol.facts import EndReason, NodeArrived, NodeCameBack, NodeHeard, NodeLost, NodesSilent
+from ..protocol.losses import Loss
 from ..protocol.messages import Report
 from ..protocol.model import Phase
 from .head_state import HeadState
@@ -45,8 +46,7 @@ class LossDetector:
         effects: list[Effect] = []
         was_absent = index in self.roster.absent
         if report.phase is Phase.ENDED and not (state.end.is_final or peer.is_lost):
-            why = f"the agent on {peer.host} has left: it did not hear the head"
-            effects += self._die(peer, why, now)
+            effects += self._die(peer, Loss.LEFT, now)
         self.roster.absent.discard(index)
         if bool(peer.unfit) != (index in self._unfit):
             self._unfit ^= {index}
@@ -83,13 +83,11 @@ class LossDetector:
         if not peer.presence.can_be_dead():
             return []
         self.state.rendezvous.pause(now + self.timing.killing)
-        evidence = peer.presence.contact.evidence(now, dead=True)
-        effects = self._die(peer, f"the agent on {peer.host} was lost: {evidence}", now)
-        return effects + self.state.renew(now)
+        return self._die(peer, Loss.EXITED, now) + self.state.renew(now)
 
-    def _die(self, peer: Peer, why: str, now: float) -> list[Effect]:
+    def _die(self, peer: Peer, loss: Loss, now: float) -> list[Effect]:
         was_lost = peer.is_lost
-        peer.presence.die(now, why)
+        peer.presence.die(now, loss)
         return [] if was_lost else self._exclude(peer)
 
     # An agent is silent
@@ -102,8 +100,8 @@ class LossDetector:
             return []
         effects: list[Effect] = []
         for peer in self.roster.others:
-            if why := peer.presence.check(now):
-                peer.presence.give_up(f"the agent on {peer.host} was lost: {why}")
+            if loss := peer.presence.check(now):
+                peer.presence.give_up(now, loss)
                 effects += self._exclude(peer)
         return effects + self._notice(now)
 

@@ -38,7 +38,8 @@ class Peer:
     @property
     def why_lost(self) -> str:
         """Why the agent was given up; "" if it was not."""
-        return self.presence.why
+        loss, silent = self.presence.loss, self.presence.silent
+        return "" if loss is None else f"the agent on {self.host} was lost: {loss.words(silent)}"
 
     @property
     def unfit(self) -> str:

@@ -6,6 +6,7 @@ from ..consensus.election import Election
 from ..protocol import ranges
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import EndReason, HeadChanged, LostNode, RoundEnded, RoundShares
+from ..protocol.losses import Loss
 from ..protocol.messages import Report
 from ..protocol.model import Job
 from .restarts import failed, failure, in_order
@@ -114,19 +115,18 @@ class Takeover:
                 roster[index].cordoned = cordon.kind
         for peer in roster:
             index = peer.place.index
-            lost = f"the agent on {peer.host} was lost"
             if index in election.votes:
                 peer.accept(election.votes[index], now, follows=False)
             elif index in election.dead:
-                peer.presence.die(election.dead[index], f"{lost}: it has ended")
+                peer.presence.die(election.dead[index], Loss.ENDED)
             elif index == election.old:
-                peer.presence.give_up(f"{lost}: it was the head, and is silent")
+                peer.presence.give_up(now, Loss.WAS_HEAD)
             elif peer.place.node in nodes or not self.begun:
                 roster.absent.add(index)
                 if self.begun:  # before the first round, the agent may not have started yet
                     peer.presence.expect(now, within=timing.loss)
             else:
-                peer.presence.give_up(f"{lost} under an earlier head")
+                peer.presence.give_up(now, Loss.EARLIER)
                 not_before = max(not_before, now + timing.loss)
         roster.changed()
         return not_before
