@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from hpclaunch.system.hosts import job_end
+from hpclaunch.system.hosts import slurm_end
 
 from .asking import logs, report
 from .cluster import Cluster
@@ -30,7 +30,7 @@ def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch
     result = report(cluster, job)
     seconds = result["seconds"]
     began, ended_at = (job.directory / "when").read_text().split()
-    allocated, over = job_end.seconds(began.partition("=")[2]), float(ended_at)
+    allocated, over = slurm_end.seconds(began.partition("=")[2]), float(ended_at)
     assert allocated is not None
     assert result["seats"] == 4
     assert result["begin"] == allocated

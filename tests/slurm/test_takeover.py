@@ -22,7 +22,7 @@ from hpclaunch.core.protocol.facts import (
     RoundEnded,
     SeatUse,
 )
-from hpclaunch.system.hosts import job_end
+from hpclaunch.system.hosts import slurm_end
 from hpclaunch.system.logs import fact_files
 
 from .asking import PAUSE, PORT, Metrics, logs, report, scrape, status, wait_until_running
@@ -66,7 +66,7 @@ def ask_until_the_end(cluster: Cluster, answers: Traces) -> None:
 
     def begun(answer: Metrics) -> bool:
         """Return whether the head knows from Slurm when the job began."""
-        since = job_end.seconds(answers.job.fields()["StartTime"])
+        since = slurm_end.seconds(answers.job.fields()["StartTime"])
         return answer.get(("begin_timestamp_seconds",)) == since
 
     def trains() -> bool:

@@ -13,7 +13,7 @@ from damaged_data import damaged
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import Place
-from hpclaunch.system.hosts import job_end, requeue, slurm
+from hpclaunch.system.hosts import requeue, slurm, slurm_end
 from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.shared import scontrol
 
@@ -319,11 +319,11 @@ def test_any_output_of_its_commands(outputs, code):
         patch.setattr(subprocess, "run", check_run)
         patch.setattr(view_client, "looked_patiently", lambda _: [])
         patch.setenv("SLURM_JOB_ID", "7")
-        _, found = job_end.ask(scontrol.shown("job", "7"), "1800000000", "0")
+        _, found = slurm_end.ask(scontrol.shown("job", "7"), "1800000000", "0")
         assert JobState(found["state"])
-        assert job_end.end_of_step(scontrol.shown("step", "7.0"), 1.0) >= 0
-        assert job_end.kill_wait() >= 0
-        assert isinstance(job_end.draining("n1", ()), tuple)
+        assert slurm_end.end_of_step(scontrol.shown("step", "7.0"), 1.0) >= 0
+        assert slurm_end.kill_wait() >= 0
+        assert isinstance(slurm_end.draining("n1", ()), tuple)
         assert isinstance(scontrol.node_address("n1"), str)
         for read, error in (
             (lambda: requeue.requeue("7", env), requeue.RefusedError),

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Collection
 
 from hpclaunch.system.gpus import foreign_mps
-from hpclaunch.system.hosts import job_end
+from hpclaunch.system.hosts import slurm_end
 from hpclaunch.system.network import reachability, route
 from hpclaunch.system.processes import commands
 from hpclaunch.system.shared import errands
@@ -62,7 +62,7 @@ class ErrandService:
         number = errand.number
         match errand:
             case errands.FindJobEnd():
-                return job_end.find(errand)
+                return slurm_end.find(errand)
             case errands.Resolve(host=host):
                 addresses: list[str] = []
                 with contextlib.suppress(OSError):

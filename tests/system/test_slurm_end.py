@@ -6,7 +6,7 @@ import time
 import pytest
 
 from hpclaunch.core.protocol.job_state import JobState
-from hpclaunch.system.hosts import job_end
+from hpclaunch.system.hosts import slurm_end
 from hpclaunch.system.shared.errands import FindJobEnd
 from hpclaunch.system.shared.scontrol import fields_of, shown
 
@@ -26,7 +26,7 @@ def asked(tmp_path, monkeypatch, *fields, mode="REQUEUE", state="RUNNING"):
     scontrol.write_text(SCRIPT.format(JOB.format(*fields, state=state), PARTITION.format(mode)))
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return job_end.ask(shown("job", "7"), "", "")
+    return slurm_end.ask(shown("job", "7"), "", "")
 
 
 @pytest.mark.starts
@@ -65,7 +65,7 @@ def test_a_job_that_is_cancelled(tmp_path, monkeypatch, preempted):
 )
 def test_the_time_limit_of_a_step(limit, before, at):
     text = f"StepId=7.0 UserId=0 StartTime=1700000000 TimeLimit={limit} State=RUNNING"
-    assert job_end.end_of_step(fields_of(text) if limit else {}, before) == at
+    assert slurm_end.end_of_step(fields_of(text) if limit else {}, before) == at
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_time_limit_of_a_step(limit, before, at):
     ],
 )
 def test_the_earlier_end_counts(job, step_end, at):
-    said, found = job_end.ask(job, "", "", step_end)
+    said, found = slurm_end.ask(job, "", "", step_end)
     assert (said, found["endless"]) == (at, False)
 
 
@@ -104,13 +104,13 @@ def test_without_scontrol(monkeypatch, tmp_path, end, at):
     monkeypatch.setenv("PATH", str(tmp_path))
     nothing = {"state": JobState.UNKNOWN, "may_requeue": None}
     nothing |= {"requeued_if_killed": False, "endless": False}
-    assert job_end.ask(shown("job", "7"), end, "") == (at, nothing)
+    assert slurm_end.ask(shown("job", "7"), end, "") == (at, nothing)
 
 
 @pytest.mark.parametrize(("limit", "at"), [("UNLIMITED", None), ("00:10:00", 1600000000.0)])
 def test_what_the_environment_said_is_over_once_there_is_no_time_limit(limit, at):
     """The variable has the end that the job began with."""
-    said, found = job_end.ask({"TimeLimit": limit, "EndTime": "Unknown"}, BEGAN, "")
+    said, found = slurm_end.ask({"TimeLimit": limit, "EndTime": "Unknown"}, BEGAN, "")
     assert said == at
     assert found["endless"] == (at is None)
 
@@ -146,7 +146,7 @@ def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypat
     for said in ("exit 1", PREEMPTED, only_job, "exit 1"):
         scontrol.write_text(f"#!/bin/sh\n{said}\n")
         answers.append(
-            job_end.find(FindJobEnd(**question, before=answers[-1] if answers else None))
+            slurm_end.find(FindJobEnd(**question, before=answers[-1] if answers else None))
         )
     assert 0 < answers[0].left <= 100_000  # of the environment
     ends = [found.left for found in answers[1:3]]
@@ -165,11 +165,11 @@ def test_a_job_that_is_over_does_not_end_the_training(tmp_path, monkeypatch, ans
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     question = FindJobEnd(1, "7", step="", end=BEGAN, restarts="", nodes="", since=NOW, before=None)
-    assert job_end.find(question).left is None
+    assert slurm_end.find(question).left is None
 
 
 def test_times_as_slurm_writes_them_by_itself():
-    assert job_end.seconds("2026-11-23T20:44:01") == job_end.seconds("2026-11-23T20:44:00") + 1
+    assert slurm_end.seconds("2026-11-23T20:44:01") == slurm_end.seconds("2026-11-23T20:44:00") + 1
 
 
 CONFIG = (
@@ -186,6 +186,6 @@ def test_a_job_that_is_requeued_has_a_short_time_left(tmp_path, monkeypatch, res
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     before = time.time()
-    at, found = job_end.ask(shown("job", "7"), "", restarts)
+    at, found = slurm_end.ask(shown("job", "7"), "", restarts)
     assert found["state"] == (JobState.REQUEUED if requeued else JobState.RUNNING)
     assert (at is not None and 0 <= at - before - 1000 < 60) == requeued
