@@ -1,6 +1,6 @@
 """Loss detection: decides when an agent counts as lost, and its node with it, and when it is back.
 
-The round ends without an agent that is lost. The rules for a single agent are in
+A round ends if an agent that takes part in it is lost. The rules for a single agent are in
 consensus/presence.py.
 """
 
