@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 from story import Questions, a_job
@@ -88,6 +89,7 @@ class Crew:
         self.unflushed = False  # what is in memory cannot be copied to storage
         self.without_stager: set[int] = set()  # agents whose stager does not listen yet
         self.led: list[tuple[int, effects.LeadStagers]] = []  # the stagers, and by which agent
+        self._deadlines: dict[int, float] = {}  # of agents that have handled nothing since
         self._questions: defaultdict[int, Questions] = defaultdict(Questions)
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
@@ -163,7 +165,7 @@ class Crew:
 
     def until(self, time: float) -> None:
         repeats = 0
-        while self._due() and (due := min(self._due(), key=lambda d: d[0]))[0] + MOMENT < time:
+        while (due := min(self._due(), key=itemgetter(0), default=None)) and due[0] + MOMENT < time:
             deadline, agent, event = due
             repeats = 0 if deadline + MOMENT > self.now else repeats + 1
             assert repeats < AGAIN, f"agent {agent} does not do what is due"
@@ -174,7 +176,12 @@ class Crew:
     def _due(self) -> list[tuple[float, int, Any]]:
         until = ((self._leases.get(i, math.inf), i) for i in self.running)  # one alone has no lease
         leases = [(time, i, events.LeaseOver()) for time, i in until]
-        return leases + [(a.next_deadline(), i, events.Tick()) for i, a in self.agents.items()]
+        return leases + [(self._deadline(i), i, events.Tick()) for i in self.agents]
+
+    def _deadline(self, agent: int) -> float:
+        if agent not in self._deadlines:
+            self._deadlines[agent] = self.agents[agent].next_deadline()
+        return self._deadlines[agent]
 
     # What they do
 
@@ -186,6 +193,7 @@ class Crew:
             if isinstance(each, events.LeaseOver):
                 self.held[i] = self.running.pop(i)
             if i in self.agents:
+                self._deadlines.pop(i, None)
                 for effect in self.agents[i].handle(each, self.now):
                     self._questions[i].note(effect)
                     self._carry_out(i, effect)
