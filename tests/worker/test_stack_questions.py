@@ -36,12 +36,15 @@ def test_stacks_of_all_threads_while_native_code_holds_the_lock(
 ):
     text = """
 import ctypes, threading
+begun = threading.Event()
 def waits():
+    begun.set()
     threading.Event().wait()
 def holds():
     print("there", flush=True)
     ctypes.PyDLL(None).sleep(1000)
 threading.Thread(target=waits, daemon=True).start()
+begun.wait()
 holds()
 """
     found = stacks_of(server, before + text, tmp_path, forks_or_none)
