@@ -76,9 +76,11 @@ is_held_up()
 
 RUNNING = """
 import ctypes, io, textwrap, threading, time, tokenize
+begun = threading.Event()
 def runs():
     text = "def f(x):\\n    return sorted([y for y in range(x)], key=lambda y: -y)"
     code = compile(text, "f", "exec")
+    begun.set()
     while True:
         exec(code, found := {})
         found["f"](9)
@@ -87,6 +89,7 @@ def runs():
         list(tokenize.generate_tokens(io.StringIO("a = 1\\n").readline))
 def waits():
     threading.Thread(target=runs, daemon=True).start()
+    begun.wait()
     print("there", flush=True)
     while True:
         ctypes.CDLL(None).sleep(1000)
