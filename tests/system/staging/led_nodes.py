@@ -3,65 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Collection
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 from kill_points import Channel
 
 from hpclaunch.system.staging import messages
-from hpclaunch.system.staging.copying import THREADS, GivenUpError
 from hpclaunch.system.staging.launch import Launch
-from hpclaunch.system.staging.node import Entry, StageNode
+from hpclaunch.system.staging.node import StageNode
 from hpclaunch.system.staging.nodes import Nodes
-from hpclaunch.system.staging.peers import LocalNode
+from hpclaunch.system.staging.orders import LocalNode
 from hpclaunch.system.staging.service import Stager
-
-
-class Copying(Future[None]):
-    """A copy to storage by a node."""
-
-    done_bytes = 0
-    is_urgent = False
-    is_given_up = False
-
-    def cancel(self) -> bool:
-        self.is_given_up = True
-        return True
-
-
-class Peer(LocalNode):
-    """Another node, without a network."""
-
-    def copy(
-        self,
-        entries: Sequence[Entry],
-        essential: Collection[str],
-        drafted: str,
-        *,
-        in_memory: bool = False,
-    ) -> Copying:
-        call = Copying()
-
-        def between(done: int, _: float) -> int:
-            if call.is_given_up:
-                raise GivenUpError("it was cancelled")
-            call.done_bytes = done
-            return THREADS
-
-        def run() -> None:
-            try:
-                self._node.copy(entries, essential, drafted, between, in_memory=in_memory)
-                call.set_result(None)
-            except Exception as e:
-                call.set_exception(e)
-
-        self._pool.submit(run)
-        return call
-
-    def note(self, record: str) -> Future[None]:
-        return self._pool.submit(self._node.note, record)
 
 
 class LedNodes:
@@ -76,7 +30,7 @@ class LedNodes:
         self.living = set(range(number))
         self._stage_nodes = [StageNode(str(s), str(self.storage)) for s in self.stages]
         self._peers = {
-            index: Peer(node, lambda: {i: self._stage_nodes[i] for i in self.living})
+            index: LocalNode(node, lambda: {i: self._stage_nodes[i] for i in self.living})
             for index, node in enumerate(self._stage_nodes)
         }
         self._stagers: list[tuple[Stager, Channel]] = []

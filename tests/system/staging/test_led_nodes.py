@@ -5,16 +5,16 @@ import os
 import shutil
 import time
 import warnings
-from concurrent.futures import Future
 
 import pytest
-from led_nodes import Copying, LedNodes
+from led_nodes import LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import picture, write
 
 from hpclaunch.system.staging import copying, looking, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
 from hpclaunch.system.staging.one_node import OneNode
+from hpclaunch.system.staging.orders import Call, Copy, Look
 
 NEWER = "storage has a newer one"
 
@@ -54,17 +54,17 @@ def clear(storage):
 
 def without_an_answer(peer, monkeypatch, error, times=-1):
     """Have a node not answer for some times; -1: never."""
-    inventory, left = peer.inventory, [times]
+    ask, left = peer.ask, [times]
 
-    def silent():
-        if left[0] == 0:
-            return inventory()
+    def silent(order):
+        if not isinstance(order, Look) or left[0] == 0:
+            return ask(order)
         left[0] -= 1
-        call = Future()
+        call = Call()
         call.set_exception(error)
         return call
 
-    monkeypatch.setattr(peer, "inventory", silent)
+    monkeypatch.setattr(peer, "ask", silent)
 
 
 # Draining
@@ -718,12 +718,15 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     (nodes.stages[0] / "log.txt").write_text("a log")
     (nodes.stages[2] / "results.data").write_bytes(os.urandom(3 << 20))
     peer = stager.nodes.peers[2]
+    ask = peer.ask
 
-    def copy(*_, **__):
+    def lost(order):
+        if not isinstance(order, Copy):
+            return ask(order)
         nodes.lose(2)
-        return Copying()  # which never ends
+        return Call()  # which never ends
 
-    monkeypatch.setattr(peer, "copy", copy)
+    monkeypatch.setattr(peer, "ask", lost)
     flushed = stager.flush(1)
     assert (flushed.missing, flushed.checkpoint) == ((), "")
     assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]

@@ -198,11 +198,11 @@ def test_a_file_that_changes_while_it_is_fetched(when, change, make):
 
 def test_progress_and_its_end(node, other):
     progress = []
-    other.fetch(wanted(node), "", {0: node}, progress.append)
+    other.fetch(wanted(node), "", {0: node}, lambda done, _: progress.append(done))
     assert progress == sorted(progress)
     assert progress[-1] == LARGE + 1
 
-    def give_up(_):
+    def give_up(*_):
         raise copying.GivenUpError("enough")
 
     with pytest.raises(copying.GivenUpError):

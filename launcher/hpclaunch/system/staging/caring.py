@@ -10,16 +10,16 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.staging.care import Care, Delete, Drop, DropFetched, Keep, KeepEnded, View
 from hpclaunch.core.staging.generations import Manifest, manifest
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
-from .contents import HERE, Contents, names_any, notes
-from .node import Entry
-from .peers import entry_of, is_part, wanted
+from . import orders
+from .contents import HERE, Contents, is_part, names_any, notes
+from .node import Entry, entry_of, wanted
+from .orders import Call
 
 if TYPE_CHECKING:
     from .nodes import Nodes
@@ -34,7 +34,7 @@ class Caring:
         self._nodes = nodes
         self._care: Care | None = None
         self._ended: list[KeepEnded] = []
-        self._keeping: dict[int, Future[None]] = {}  # by the node that fetches
+        self._keeping: dict[int, Call[None]] = {}  # by the node that fetches
         self._lent: dict[int, tuple[set[int], int]] = {}  # to which nodes, and bytes, by node
         self._again: dict[int, float] = {}  # when a node is to keep something again
         self._full: dict[int, int] = {}  # nodes without room, and the number of the restore before
@@ -71,11 +71,11 @@ class Caring:
         drops += ((n, k.manifest.generation) for n in full for k in nodes.inventories[n].kept)
         for node, generation in drops:
             if node in nodes:
-                nodes.wait({node: nodes[node].drop(generation)})
+                nodes.wait({node: nodes[node].ask(orders.Drop(generation))})
         keeps = [e for e in effects if type(e) is Keep and self._has_room(e)]
         self._lend(keeps)
         failed = nodes.wait(
-            {e.node: nodes[e.node].keep(e.manifest) for e in keeps if e.node in nodes}
+            {e.node: nodes[e.node].ask(orders.Keep(e.manifest)) for e in keeps if e.node in nodes}
         )
         for effect in effects:
             match effect:
@@ -84,7 +84,8 @@ class Caring:
                         self._care.handle(KeepEnded(node, is_done=False))
                     else:
                         (some,) = wanted(fetches, kept).values()
-                        self._keeping[node] = nodes[node].fetch(some, kept.generation)
+                        order = orders.Fetch(tuple(some), kept.generation)
+                        self._keeping[node] = nodes[node].ask(order)
                 case Delete():
                     self._delete(effect)
                 case DropFetched(node=node, names=names):
@@ -108,7 +109,8 @@ class Caring:
                 self._lent[node] = lent[node]
             else:
                 entries[node] = []
-        nodes.wait({n: nodes[n].lend(some) for n, some in entries.items() if n in nodes})
+        lends = {n: orders.Lend(tuple(some)) for n, some in entries.items()}
+        nodes.wait({n: nodes[n].ask(order) for n, order in lends.items() if n in nodes})
 
     def _has_room(self, keep: Keep) -> bool:
         """Return whether a node can keep this, and has room for its part of the next save then."""

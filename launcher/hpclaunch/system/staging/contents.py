@@ -11,6 +11,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 from hpclaunch.system.checkpoints.candidates import DRAFTS, CheckpointCandidate
@@ -187,3 +188,8 @@ def names_any(path: str, candidates: Iterable[CheckpointCandidate]) -> bool:
         text = os.fsdecode(file.read(NOTE)).strip()
     names = {word for c in candidates for word in (c.name, str(c.step.value) if c.step else "")}
     return os.path.basename(text) in names - {""}
+
+
+def is_part(name: str, moved: Collection[str]) -> bool:
+    """Return whether a path belongs to a checkpoint at one of these paths."""
+    return name in moved or any(str(parent) in moved for parent in Path(name).parents)

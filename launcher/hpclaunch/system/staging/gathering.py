@@ -20,11 +20,11 @@ from .draining import Draining
 from .launch import Launch
 from .looking import Looking
 from .messages import Refused, Restore, Restored
-from .node import Entry, Wanted
+from .node import Entry, Wanted, wanted
 from .nodes import Nodes
 from .one_node import OneNode
+from .orders import Settle
 from .other_files import OtherFiles
-from .peers import wanted
 
 TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
 
@@ -198,8 +198,8 @@ class Gathering:
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
         nodes.restored |= set(chosen.moved) - {HERE} if chosen else set()
-        settled = Settled(number, frozenset(request.nodes), generation)
-        failed = nodes.wait({n: nodes[n].settle(settled) for n in nodes.inventories if n in nodes})
+        order = Settle(Settled(number, frozenset(request.nodes), generation))
+        failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():
             if node in nodes:
                 raise UnrecordedError(reason(why), nodes.hosts.get(node, ""))

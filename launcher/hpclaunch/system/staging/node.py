@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
+from hpclaunch.core.staging.copies import Fetch
 from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled, StagedFile
 from hpclaunch.system.shared import packing
 
@@ -44,7 +45,6 @@ Data: TypeAlias = bytes | memoryview
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
 T = TypeVar("T")
 Span: TypeAlias = tuple[int, int]  # offset and length
-Progress: TypeAlias = Callable[[int], None]  # called with the bytes so far; may raise GivenUpError
 
 
 class Entry(NamedTuple):
@@ -92,6 +92,19 @@ class Wanted(NamedTuple):
     entry: Entry
     source: int  # the index of that node
     kept: str = ""  # the generation in which the node keeps it; "": it is in its staging directory
+
+
+def entry_of(file: StagedFile) -> Entry:
+    return Entry(file.name, file.mode, file.size, file.time, 0, file.target)
+
+
+def wanted(fetches: Iterable[Fetch], manifest: Manifest) -> dict[int, list[Wanted]]:
+    """Return what each node fetches, the decisive file last."""
+    found: dict[int, list[Wanted]] = {}
+    for each in sorted(fetches, key=lambda each: each.file.name == manifest.decisive):
+        kept = manifest.generation if each.is_kept else ""
+        found.setdefault(each.node, []).append(Wanted(entry_of(each.file), each.source, kept))
+    return found
 
 
 class Source(Protocol):
@@ -198,14 +211,14 @@ class StageNode:
         wanted: Sequence[Wanted],
         generation: str,
         sources: Mapping[int, Source],
-        progress: Progress = lambda _: None,
+        between: Between = at_once,
     ) -> None:
         """Fetch files of other nodes: into a generation that is kept, or into the staging directory
         if `generation` is "". They are placed in their order once all are there. `sources` may have
-        this node itself, under its index. Raises GivenUpError.
+        this node itself, under its index. Raises GivenUpError, and what `between` raises.
         """
         with draft_beside(self.stage) as drafted:
-            _receive(wanted, sources, drafted, progress, _pieces)
+            _receive(wanted, sources, drafted, between, _pieces)
             if not generation:
                 self.mark(each.entry for each in wanted)
             _place(wanted, drafted, self._root(generation))
@@ -303,7 +316,7 @@ def fetch_ends(
     in the directory RANDOM of `stage`. Raises OSError and GivenUpError.
     """
     with draft_beside(stage) as drafted:
-        _receive(wanted, sources, drafted, lambda _: None, _ends)
+        _receive(wanted, sources, drafted, at_once, _ends)
         _place(wanted, drafted, root)
 
 
@@ -311,7 +324,7 @@ def _receive(
     wanted: Sequence[Wanted],
     sources: Mapping[int, Source],
     drafted: str,
-    progress: Progress,
+    between: Between,
     spans: Callable[[int], Iterable[Span]],
 ) -> None:
     """Fetch some spans of each file into a draft, from several nodes at once."""
@@ -328,10 +341,10 @@ def _receive(
     try:
         for piece in filter(None, chain(*zip_longest(*pieces.values()))):
             if len(pending) == 2 * STREAMS:
-                progress(done := done + pending.popleft().result())
+                between(done := done + pending.popleft().result(), 0.0)
             pending.append(pool.submit(_fetch_piece, sources, drafted, *piece))
         while pending:
-            progress(done := done + pending.popleft().result())
+            between(done := done + pending.popleft().result(), 0.0)
     finally:
         pool.shutdown(cancel_futures=True)
     for each in wanted:

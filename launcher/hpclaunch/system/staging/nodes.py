@@ -10,7 +10,6 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,13 +18,13 @@ from hpclaunch.core.staging.copies import buddies
 from hpclaunch.core.staging.generations import Holding, Manifest, StagedFile
 
 from .caring import Caring
-from .contents import Contents, Item
+from .contents import Contents, Item, is_part
 from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy
 from .launch import Launch
 from .messages import Follow, Lead, Listening, Secret
 from .node import Entry, Inventory, Source, StageNode, Wanted
 from .one_node import Complete, OneNode
-from .peers import Call, LocalNode, Peer, is_part
+from .orders import Call, Copy, Delete, Fetch, LocalNode, Look, Node, Note
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
 
@@ -52,7 +51,7 @@ class Nodes(OneNode):
         self._is_current = False  # the last refresh has succeeded
         self.index = 0
         self.hosts: dict[int, str] = {}
-        self.peers: Mapping[int, Peer] = {}  # without itself
+        self.peers: Mapping[int, Node] = {}  # without itself
         self.holdings: list[Holding] = []
         self.inventories: dict[int, Inventory] = {}
         self.own = StageNode(launch.stage, launch.storage)
@@ -87,7 +86,7 @@ class Nodes(OneNode):
                 self._follow()
 
     def lead(
-        self, index: int, peers: Mapping[int, Peer], hosts: Mapping[int, str], term: int = 0
+        self, index: int, peers: Mapping[int, Node], hosts: Mapping[int, str], term: int = 0
     ) -> None:
         """Lead these nodes; `index` is that of this one. `hosts` has those of the others."""
         if not self._leads:
@@ -103,9 +102,9 @@ class Nodes(OneNode):
         self._leads, self.peers = False, {}
 
     def sources(self) -> dict[int, Source]:
-        return {**self.peers, self.index: self.own}
+        return {**self.peers, self.index: self._local}
 
-    def __getitem__(self, index: int) -> Peer | LocalNode:
+    def __getitem__(self, index: int) -> Node:
         return self._local if index == self.index else self.peers[index]
 
     def __contains__(self, index: int) -> bool:
@@ -121,7 +120,7 @@ class Nodes(OneNode):
             raise GivenUpError("another stager leads")
         self._is_current = False
         self._caring.note_ended()
-        calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
+        calls = {n: self[n].ask(Look()) for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         for node, why in failed.items():
             # The agent would say which nodes are lost. Without it, those whose stagers have ended.
@@ -159,13 +158,13 @@ class Nodes(OneNode):
                 self._pause()
 
     def wait(
-        self, calls: Mapping[int, Future[T]], needed: Mapping[int, Collection[int]] = NOTHING
+        self, calls: Mapping[int, Call[T]], needed: Mapping[int, Collection[int]] = NOTHING
     ) -> Failures:
         """Wait for one call of each node, and serve requests meanwhile. Return the failures. A call
         fails at once if its node is lost, or one of those that are `needed` for it.
         """
 
-        def is_pending(node: int, call: Future[T]) -> bool:
+        def is_pending(node: int, call: Call[T]) -> bool:
             return not call.done() and all(n in self for n in (node, *needed.get(node, ())))
 
         for call in calls.values():
@@ -182,7 +181,7 @@ class Nodes(OneNode):
             time.sleep(TICK)
         self._requests.serve(TICK)
 
-    def _failure(self, call: Future[Any]) -> OSError | GivenUpError | None:
+    def _failure(self, call: Call[Any]) -> OSError | GivenUpError | None:
         if not call.done():
             return GivenUpError("the node is lost")
         why = call.exception()
@@ -312,16 +311,17 @@ class Nodes(OneNode):
     def _copying(
         self,
         entries: Mapping[int, Sequence[Entry]],
-        essential: Collection[str],
+        essential: frozenset[str],
         drafted: str,
         *,
         in_memory: bool,
-    ) -> Iterator[dict[int, Call]]:
+    ) -> Iterator[dict[int, Call[None]]]:
         """Have nodes copy these files, and cancel that in the end."""
         if lost := entries.keys() - self.peers.keys():
             raise LostError(f"{self.hosts.get(min(lost), 'a node')} is lost")
+        name = os.path.basename(drafted)
         calls = {
-            node: self.peers[node].copy(some, essential, drafted, in_memory=in_memory)
+            node: self.peers[node].ask(Copy(tuple(some), essential, name, in_memory))
             for node, some in entries.items()
         }
         try:
@@ -330,7 +330,9 @@ class Nodes(OneNode):
             for call in calls.values():
                 call.cancel()
 
-    def _await(self, calls: Mapping[int, Call], drafted: str, mine: int, between: Between) -> None:
+    def _await(
+        self, calls: Mapping[int, Call[None]], drafted: str, mine: int, between: Between
+    ) -> None:
         both = _with(calls, between)
         for call in calls.values():
             call.add_done_callback(lambda _: self._requests.wake())
@@ -350,7 +352,7 @@ class Nodes(OneNode):
 
     def fetch(self, wanted: Mapping[int, Sequence[Wanted]]) -> Failures:
         """Have nodes fetch files into their staging directories, and wait. Return the failures."""
-        calls = {n: self[n].fetch(some, "") for n, some in wanted.items() if n in self}
+        calls = {n: self[n].ask(Fetch(tuple(some))) for n, some in wanted.items() if n in self}
         return self.wait(calls, {n: {each.source for each in wanted[n]} for n in calls})
 
     def delete_at(
@@ -360,7 +362,7 @@ class Nodes(OneNode):
         empty then.
         """
         every = {n: _with_folders(some, moved) for n, some in entries.items() if n in self}
-        self.wait({n: self[n].delete(some) for n, some in every.items() if some})
+        self.wait({n: self[n].ask(Delete(some)) for n, some in every.items() if some})
 
     def delete(self, contents: Contents) -> None:
         assert self._view is not None, "it was found in the view"
@@ -375,20 +377,20 @@ class Nodes(OneNode):
     def share(self) -> None:
         if (record := self.launch.record.text) != self._noted:
             self._noted = record
-            self.wait({node: peer.note(record) for node, peer in self.peers.items()})
+            self.wait({node: peer.ask(Note(record)) for node, peer in self.peers.items()})
 
 
 def _state(manifest: Manifest) -> set[tuple[str, tuple[int, int]]]:
     return {(file.name, file.identity) for file in manifest.needed}
 
 
-def _with(calls: Mapping[int, Call], between: Between) -> Between:
+def _with(calls: Mapping[int, Call[None]], between: Between) -> Between:
     """Return what to do between two pieces while others copy, too."""
 
     def both(done: int, took: float) -> int:
         threads = between(done + sum(call.done_bytes for call in calls.values()), took)
         for call in calls.values():
-            call.is_urgent = threads > 1
+            call.hurry(on=threads > 1)
         return threads
 
     return both
@@ -405,9 +407,9 @@ def _without_end(between: Between) -> Between:
     return meanwhile
 
 
-def _with_folders(entries: Iterable[Entry], moved: Collection[str]) -> list[Entry]:
+def _with_folders(entries: Iterable[Entry], moved: Collection[str]) -> tuple[Entry, ...]:
     """Return entries, and the directories above them as far as they belong to checkpoints."""
     found = {each.name: each for each in entries}
     parents = {str(parent) for name in found for parent in Path(name).parents}
     own = (parent for parent in parents if is_part(parent, moved))
-    return [*found.values(), *(Entry(name, stat.S_IFDIR, 0, 0, 0) for name in own)]
+    return (*found.values(), *(Entry(name, stat.S_IFDIR, 0, 0, 0) for name in own))
