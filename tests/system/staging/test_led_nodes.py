@@ -295,6 +295,33 @@ def test_of_both_nodes_that_have_it_lost_an_older_one_is_restored(nodes):
     assert picture(nodes.stages[1]) == before
 
 
+def test_a_later_one_on_storage_replaces_the_one_of_its_name_in_memory(nodes):
+    """The leader still has the state that was restored last."""
+    stager = nodes.lead(1)
+    write(nodes.stages[2] / "snapshot.pt", 1)
+    nodes.work(stager)
+    nodes.restore(stager)
+    write(nodes.stages[2] / "snapshot.pt", 2)
+    nodes.work(stager)
+    expected = picture(nodes.stages[2])
+    assert picture(nodes.storage) == expected != picture(nodes.stages[1])
+    nodes.lose(0, 2)
+    assert nodes.restore(stager).path == str(nodes.storage / "snapshot.pt")
+    assert picture(nodes.stages[1]) == expected
+
+
+def test_one_on_storage_replaces_a_mixture_of_its_name_in_memory(nodes, tmp_path):
+    """The nodes with the new shards are lost, and the leader has old ones and the new metadata."""
+    stager = nodes.lead(0)
+    expected = picture(dcp(nodes, 1, tmp_path, key="last"))
+    nodes.work(stager)
+    nodes.restore(stager)
+    dcp(nodes, 2, tmp_path, key="last")
+    nodes.lose(1, 2)
+    assert nodes.restore(stager).path == str(nodes.storage / "last")
+    assert picture(nodes.stages[0]) == expected
+
+
 def test_what_is_only_on_storage_is_read_once_and_reaches_all(nodes, tmp_path):
     expected = picture(dcp(nodes, 1, tmp_path / "other"))
     for stage in nodes.stages:

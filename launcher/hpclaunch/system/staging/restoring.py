@@ -15,7 +15,7 @@ from .contents import HERE, Contents, Item, contents_of, item, notes
 from .copying import at_once, copy, is_unchanged
 from .launch import Launch
 from .messages import Refused, Restore, Restored
-from .publishing import draft_beside, place
+from .publishing import draft_beside, place, same
 from .removal import rmtree
 from .room import room
 
@@ -75,10 +75,13 @@ class Restoring:
 
     def _is_here(self, found: ExaminedCheckpoint) -> bool:
         """Return whether a complete one of this name is there: by a stager that was killed after
-        that, or a newer one by the script.
+        that, or a newer one by the script. With several nodes, only the same one counts: another
+        one is older, or has files of several saves.
         """
-        moved = contents_of(self._storage, found).moved
-        are_there = all(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+        contents = contents_of(self._storage, found)
+        if self._launch.has_several_nodes:
+            return same(contents, self._stage)
+        are_there = all(os.path.lexists(os.path.join(self._stage, n)) for n in contents.moved)
         staged = self._staged(found.candidate.path) if are_there else None
         return staged is not None and staged.lacks is None
 
