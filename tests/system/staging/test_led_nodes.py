@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 from led_nodes import Copying, LedNodes
 from looking import cut_short, damage, newest
-from saving_scripts import picture, write
+from saving_scripts import deepspeed, picture, write
 
 from hpclaunch.system.staging import copying, looking, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
@@ -320,6 +320,25 @@ def test_one_on_storage_replaces_a_mixture_of_its_name_in_memory(nodes, tmp_path
     nodes.lose(1, 2)
     assert nodes.restore(stager).path == str(nodes.storage / "last")
     assert picture(nodes.stages[0]) == expected
+
+
+def test_trackers_are_restored_with_their_checkpoint_from_storage(tmp_path):
+    """The two nodes that are left have the trackers of the restore before."""
+    nodes = LedNodes(tmp_path, 4)
+    stager = nodes.lead(1)
+    for step in (1, 2):
+        deepspeed(nodes.stages[2], step)
+        (nodes.stages[2] / "newest").unlink(missing_ok=True)
+        (nodes.stages[2] / "newest").symlink_to(nodes.stages[2] / f"global_step{step}")
+        nodes.work(stager)
+        if step == 1:
+            nodes.restore(stager)
+    expected = picture(nodes.stages[2])
+    nodes.lose(2, 3)
+    assert nodes.restore(stager).path == str(nodes.storage / "global_step2")
+    found = [picture(stage) for stage in nodes.stages[:2]]
+    assert all(each.items() >= expected.items() for each in found)
+    nodes.close()
 
 
 def test_what_is_only_on_storage_is_read_once_and_reaches_all(nodes, tmp_path):
