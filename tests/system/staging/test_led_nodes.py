@@ -133,6 +133,20 @@ def test_a_look_that_takes_long_puts_off_the_next_one_by_seconds(nodes, monkeypa
     assert began + 5 < stager.looking.due < began + 15
 
 
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_a_search_waits_for_a_node_that_does_not_answer(nodes, monkeypatch, is_lasting):
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=-1 if is_lasting else 3)
+    monkeypatch.setattr(nodes_of, "PATIENCE", 0.2 if is_lasting else 60.0)
+    searched = stager.search(5)
+    if is_lasting:
+        assert searched == messages.Searched(5, (), "n1: no answer")
+    else:
+        assert [found.name for found in searched.found] == ["step-1.pt"]
+
+
 @pytest.mark.parametrize("change", [None, cut_short])
 def test_without_the_whole_shard_of_another_node_it_is_incomplete(nodes, tmp_path, change):
     stager = nodes.lead()

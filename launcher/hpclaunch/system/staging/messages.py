@@ -113,6 +113,7 @@ class Searched(Message):
 
     id: int
     found: tuple[FoundCheckpoint, ...]
+    why: str = ""  # why the search has failed
 
 
 class Refused(Message):
