@@ -486,8 +486,8 @@ def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, mo
     write(nodes.stages[1] / "step-1.pt", 1, more=os.urandom(1 << 20))
     limit_room(monkeypatch, nodes.stages[0], 1_000_000)
     nodes.work(stager)
-    (refused,) = nodes.sent(messages.Refused)
-    assert refused.host == os.uname().nodename
+    (no_room,) = nodes.sent(messages.NoRoom)
+    assert no_room.host == os.uname().nodename
 
 
 # Deletion
@@ -622,7 +622,7 @@ def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monke
         nodes.work(stager)
         others.append(100_000)  # by other programs
     assert 0 < max(most) < 200_000
-    assert nodes.sent(messages.Refused)
+    assert nodes.sent(messages.NoRoom)
     assert kept(nodes) == [0, 0, 0]
 
 
@@ -674,7 +674,7 @@ def test_room_for_two_copies_of_another_node_is_needed(nodes, monkeypatch):
     monkeypatch.setattr(node.StageNode, "inventory", limited)
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.work(stager)
-    assert nodes.sent(messages.Refused)
+    assert nodes.sent(messages.NoRoom)
     assert kept(nodes) == [0, 0, 0]
 
 
