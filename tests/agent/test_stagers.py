@@ -126,6 +126,22 @@ def test_an_earlier_restore_does_not_answer_a_later_search(head):
     assert head.restored() == ["searched"]
 
 
+def test_an_earlier_refusal_does_not_answer_a_later_search(head):
+    head.search(agents=(0, 1, 2))
+    late = messages.Refused(head.adapter._number, "no room", "n2")
+    head.search()
+    assert head.reply(late) == []
+    assert head.requests("flush") == []
+    assert head.restored() == ["searched"]
+
+
+def test_a_lack_of_room_during_a_restore_does_not_end_that(head):
+    head.search()
+    assert head.reply(messages.NoRoom("no room", "n1")) == [events.StagerFound(6000, "n1: no room")]
+    assert head.requests("flush") == []
+    assert head.restored() == ["searched"]
+
+
 def test_one_with_other_checkpoints_to_avoid_is_restored_as_well(head):
     head.search()
     head.restored()
@@ -204,8 +220,8 @@ def test_an_agent_that_no_longer_leads_waits_for_nothing(head):
 def test_if_memory_is_short_on_a_node_the_head_reports_it_for_all(head):
     head.search()
     head.restored()
-    refused = messages.Refused(0, "no room", "n1")
-    assert head.reply(refused) == [events.StagerFound(6000, "n1: no room")]
+    no_room = messages.NoRoom("no room", "n1")
+    assert head.reply(no_room) == [events.StagerFound(6000, "n1: no room")]
     assert head.facts[-1].host == "n1"
     assert head.said[-1] == (
         "--stage: from the next round on, the script saves to ckpt itself: n1: no room"

@@ -277,16 +277,27 @@ class Leader:
                 node.fetched[name] = data.identity
 
     def _from_storage(self) -> Generator[float, None, Manifest]:
-        """Copy the newest checkpoint of storage into the staging directory of this node."""
+        """Copy the newest checkpoint of storage into the staging directory of this node, unless it
+        is there.
+        """
         order, node = (self.term, self.number), self.node
         newest = self.cluster.newest_of_storage()
         data = {f.name: self.cluster.storage[f.name] for f in newest.files}
         yield self.world.rng.uniform(0.1, 2.0)
         node.obey(order)
-        node.files |= data
-        node.fetched |= {name: each.identity for name, each in data.items()}
+        here = complete({name: (each, node.index) for name, each in node.files.items()})
+        restored = next((m for m in here if is_restored(m, newest)), None)
+        if restored is None:
+            node.files |= data
+            restored = newest
+        node.fetched |= {f.name: f.identity for f in restored.files}
         self._drained.add(newest.generation)
-        return newest
+        return restored
+
+
+def is_restored(here: Manifest, stored: Manifest) -> bool:
+    """Return whether a complete checkpoint in memory is the one on storage."""
+    return here.generation == stored.generation
 
 
 def short(effect: care.Effect) -> str:

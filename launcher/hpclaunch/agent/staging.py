@@ -337,13 +337,14 @@ class Staging(Adapter):
             case messages.Searched(id=number) if number == self._search_number:
                 self._search_number = 0
                 return self.on_found(reply)
-            case messages.Refused(why=why, host=host) if self._is_restoring and self._may_hold:
+            case messages.Refused(id=number) if self._is_restoring and number == self._number:
+                if not self._may_hold:
+                    return self._refuse(reply.why, reply.host)
                 # The next round begins with one on storage, and saves there.
                 self._is_restoring = False
-                self._refuse(why, host)
+                self._refuse(reply.why, reply.host)
                 self._begin_flush()
-                return []
-            case messages.Refused(why=why, host=host):
+            case messages.NoRoom(why=why, host=host):
                 return self._refuse(why, host)
             case messages.Draining():
                 self._copied = reply

@@ -9,7 +9,7 @@ import warnings
 import pytest
 from led_nodes import LedNodes
 from looking import cut_short, damage, newest
-from saving_scripts import picture, write
+from saving_scripts import deepspeed, picture, write
 
 from hpclaunch.system.staging import copying, looking, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
@@ -131,6 +131,20 @@ def test_a_look_that_takes_long_puts_off_the_next_one_by_seconds(nodes, monkeypa
     began = time.monotonic()
     stager.looking.look()
     assert began + 5 < stager.looking.due < began + 15
+
+
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_a_search_waits_for_a_node_that_does_not_answer(nodes, monkeypatch, is_lasting):
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=-1 if is_lasting else 3)
+    monkeypatch.setattr(nodes_of, "PATIENCE", 0.2 if is_lasting else 60.0)
+    searched = stager.search(5)
+    if is_lasting:
+        assert searched == messages.Searched(5, (), "n1: no answer")
+    else:
+        assert [found.name for found in searched.found] == ["step-1.pt"]
 
 
 @pytest.mark.parametrize("change", [None, cut_short])
@@ -295,6 +309,52 @@ def test_of_both_nodes_that_have_it_lost_an_older_one_is_restored(nodes):
     assert picture(nodes.stages[1]) == before
 
 
+def test_a_later_one_on_storage_replaces_the_one_of_its_name_in_memory(nodes):
+    """The leader still has the state that was restored last."""
+    stager = nodes.lead(1)
+    write(nodes.stages[2] / "snapshot.pt", 1)
+    nodes.work(stager)
+    nodes.restore(stager)
+    write(nodes.stages[2] / "snapshot.pt", 2)
+    nodes.work(stager)
+    expected = picture(nodes.stages[2])
+    assert picture(nodes.storage) == expected != picture(nodes.stages[1])
+    nodes.lose(0, 2)
+    assert nodes.restore(stager).path == str(nodes.storage / "snapshot.pt")
+    assert picture(nodes.stages[1]) == expected
+
+
+def test_one_on_storage_replaces_a_mixture_of_its_name_in_memory(nodes, tmp_path):
+    """The nodes with the new shards are lost, and the leader has old ones and the new metadata."""
+    stager = nodes.lead(0)
+    expected = picture(dcp(nodes, 1, tmp_path, key="last"))
+    nodes.work(stager)
+    nodes.restore(stager)
+    dcp(nodes, 2, tmp_path, key="last")
+    nodes.lose(1, 2)
+    assert nodes.restore(stager).path == str(nodes.storage / "last")
+    assert picture(nodes.stages[0]) == expected
+
+
+def test_trackers_are_restored_with_their_checkpoint_from_storage(tmp_path):
+    """The two nodes that are left have the trackers of the restore before."""
+    nodes = LedNodes(tmp_path, 4)
+    stager = nodes.lead(1)
+    for step in (1, 2):
+        deepspeed(nodes.stages[2], step)
+        (nodes.stages[2] / "newest").unlink(missing_ok=True)
+        (nodes.stages[2] / "newest").symlink_to(nodes.stages[2] / f"global_step{step}")
+        nodes.work(stager)
+        if step == 1:
+            nodes.restore(stager)
+    expected = picture(nodes.stages[2])
+    nodes.lose(2, 3)
+    assert nodes.restore(stager).path == str(nodes.storage / "global_step2")
+    found = [picture(stage) for stage in nodes.stages[:2]]
+    assert all(each.items() >= expected.items() for each in found)
+    nodes.close()
+
+
 def test_what_is_only_on_storage_is_read_once_and_reaches_all(nodes, tmp_path):
     expected = picture(dcp(nodes, 1, tmp_path / "other"))
     for stage in nodes.stages:
@@ -426,8 +486,8 @@ def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, mo
     write(nodes.stages[1] / "step-1.pt", 1, more=os.urandom(1 << 20))
     limit_room(monkeypatch, nodes.stages[0], 1_000_000)
     nodes.work(stager)
-    (refused,) = nodes.sent(messages.Refused)
-    assert refused.host == os.uname().nodename
+    (no_room,) = nodes.sent(messages.NoRoom)
+    assert no_room.host == os.uname().nodename
 
 
 # Deletion
@@ -562,7 +622,7 @@ def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monke
         nodes.work(stager)
         others.append(100_000)  # by other programs
     assert 0 < max(most) < 200_000
-    assert nodes.sent(messages.Refused)
+    assert nodes.sent(messages.NoRoom)
     assert kept(nodes) == [0, 0, 0]
 
 
@@ -614,7 +674,7 @@ def test_room_for_two_copies_of_another_node_is_needed(nodes, monkeypatch):
     monkeypatch.setattr(node.StageNode, "inventory", limited)
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.work(stager)
-    assert nodes.sent(messages.Refused)
+    assert nodes.sent(messages.NoRoom)
     assert kept(nodes) == [0, 0, 0]
 
 

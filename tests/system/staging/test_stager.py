@@ -940,12 +940,11 @@ def test_a_first_save_that_leaves_no_room_for_the_next(node, stager, monkeypatch
     assert isinstance(stager.restore(messages.Restore(1)), messages.Refused | messages.Restored)
     write(node.stage / "step-1.pt", 1)
     stager.work()
-    (refused,) = sent(node, messages.Refused)
-    assert refused.id == 0
-    assert "another checkpoint of 158 KiB" in refused.why
+    (no_room,) = sent(node, messages.NoRoom)
+    assert "another checkpoint of 158 KiB" in no_room.why
     assert names(node.storage) == ["step-1.pt"]  # it is there before the launcher hears of it
     stager.work()
-    assert len(sent(node, messages.Refused)) == 1
+    assert len(sent(node, messages.NoRoom)) == 1
 
 
 def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, monkeypatch):
@@ -958,7 +957,7 @@ def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, m
         assert os.stat(node.stage).st_mtime_ns >= before
     assert names(node.stage) == ["step-7.pt", "step-8.pt"]
     assert len(names(node.storage)) == 8
-    assert not sent(node, messages.Refused)
+    assert not sent(node, messages.NoRoom)
     assert not sent(node, messages.Deleted)
 
 
@@ -976,8 +975,8 @@ def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeyp
     assert names(node.stage) == ["step-1.pt", "step-2.pt"]
     stager.draining.failed = (*stager.draining.failed[:2], 0.0)
     stager.work()
-    (refused,) = sent(node, messages.Refused)
-    assert "another checkpoint of 158 KiB" in refused.why
+    (no_room,) = sent(node, messages.NoRoom)
+    assert "another checkpoint of 158 KiB" in no_room.why
     assert names(node.storage) == ["step-2.pt"]  # the newest is there before the launcher hears
 
 

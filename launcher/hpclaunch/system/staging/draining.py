@@ -64,7 +64,7 @@ class Draining:
         self._is_rewritten = False  # in place
         self._finishes = False  # the last drain was given up, so the next one is finished
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
-        self._refusal: messages.Refused | None = None
+        self._no_room: messages.NoRoom | None = None
         self._say_due = 0.0
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
@@ -148,7 +148,7 @@ class Draining:
             number = None if step is None else step.value
             seconds = time.monotonic() - began - self._paused
             self._requests.send(messages.Drained(path, number, contents.size, seconds))
-        self._refuse()
+        self._report_no_room()
         return ""
 
     def _copy(
@@ -324,14 +324,14 @@ class Draining:
         with contextlib.suppress(OSError):
             older = [c for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
             why, host = self._nodes.lack(newest, older)
-            self._refusal = messages.Refused(0, why, host) if why else None
+            self._no_room = messages.NoRoom(why, host) if why else None
             self._is_late |= bool(why)
             if self.is_on_storage(newest):
-                self._refuse()
+                self._report_no_room()
 
-    def _refuse(self) -> None:
+    def _report_no_room(self) -> None:
         """Report that there is no room. Call this once the newest checkpoint is on storage."""
-        if self._refusal is not None:
-            self._requests.send(self._refusal)
-            self._nodes.drop_kept(self._refusal.host)
-            self._refusal = None
+        if self._no_room is not None:
+            self._requests.send(self._no_room)
+            self._nodes.drop_kept(self._no_room.host)
+            self._no_room = None

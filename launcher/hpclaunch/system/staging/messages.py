@@ -113,15 +113,22 @@ class Searched(Message):
 
     id: int
     found: tuple[FoundCheckpoint, ...]
+    why: str = ""  # why the search has failed
 
 
 class Refused(Message):
-    """The staging directory cannot be used. With `id` 0, this is no reply: there is no room for
-    another save, so the next round should save to storage. Flush the staging directory before. The
-    round that runs cannot change its directory.
-    """
+    """Nothing could be restored: the staging directory cannot be used."""
 
     id: int
+    why: str
+    host: str = ""  # the node that is the cause; "": this one
+
+
+class NoRoom(Message):
+    """There is no room for another save, so the next round should save to storage. Flush the
+    staging directory before. The round that runs cannot change its directory.
+    """
+
     why: str
     host: str = ""  # the node without room; "": this one
 
@@ -174,7 +181,16 @@ class Flushed(Message):
 
 Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Hurry | Flush
 Reply: TypeAlias = (
-    Listening | Restored | Searched | Refused | Draining | Drained | DrainFailed | Deleted | Flushed
+    Listening
+    | Restored
+    | Searched
+    | Refused
+    | NoRoom
+    | Draining
+    | Drained
+    | DrainFailed
+    | Deleted
+    | Flushed
 )
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

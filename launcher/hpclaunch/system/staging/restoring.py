@@ -6,16 +6,17 @@ import contextlib
 import errno
 import os
 import time
+from dataclasses import replace
 
 from hpclaunch.core.protocol.wording import size as written
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
-from .contents import HERE, Contents, Item, contents_of, item, notes
+from .contents import HERE, Contents, Item, contents_of, item, names_any, notes
 from .copying import at_once, copy, is_unchanged
 from .launch import Launch
 from .messages import Refused, Restore, Restored
-from .publishing import draft_beside, place
+from .publishing import draft_beside, later, place, same
 from .removal import rmtree
 from .room import room
 
@@ -23,8 +24,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
 
 class Restoring:
-    """One request. `restored` is the checkpoint that was copied, and `beside` the files beside it,
-    as they are in the staging directory.
+    """One request. `restored` is the checkpoint that was copied, with its trackers, and `beside`
+    the files beside it, as they are in the staging directory.
     """
 
     def __init__(self, launch: Launch, rounds: RoundTimes) -> None:
@@ -75,10 +76,13 @@ class Restoring:
 
     def _is_here(self, found: ExaminedCheckpoint) -> bool:
         """Return whether a complete one of this name is there: by a stager that was killed after
-        that, or a newer one by the script.
+        that, or a newer one by the script. With several nodes, only the same one counts: another
+        one is older, or has files of several saves.
         """
-        moved = contents_of(self._storage, found).moved
-        are_there = all(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+        contents = contents_of(self._storage, found)
+        if self._launch.has_several_nodes:
+            return same(contents, self._stage)
+        are_there = all(os.path.lexists(os.path.join(self._stage, n)) for n in contents.moved)
         staged = self._staged(found.candidate.path) if are_there else None
         return staged is not None and staged.lacks is None
 
@@ -96,10 +100,10 @@ class Restoring:
             return f"unreadable ({e.strerror or e})"
 
     def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
-        beside = [  # what is in the staging directory already is newer
+        beside = [
             each
             for each in notes(self._storage, contents.key, found.candidate.beside, ())
-            if not os.path.lexists(os.path.join(self._stage, each.name))
+            if not self._stays(each)
         ]
         is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
@@ -114,6 +118,14 @@ class Restoring:
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
         self.beside = [item(self._stage, each.name) for each in beside]
 
+    def _stays(self, each: Item) -> bool:
+        """Return whether a file in memory is newer than this one on storage. With one node, each
+        is. With several, it may be a tracker of what was restored before.
+        """
+        if self._launch.has_several_nodes:
+            return each.is_file and later(each, self._stage) is not None
+        return os.path.lexists(os.path.join(self._stage, each.name))
+
     def _verify(self, found: ExaminedCheckpoint, contents: Contents) -> str:
         """Search and read the copy, as the agent would do with the original. Remove it if it is
         damaged.
@@ -121,7 +133,9 @@ class Restoring:
         if (copied := self._staged(found.candidate.path)) is None:
             return "the copy in memory is no checkpoint"
         if not (wrong := copied.lacks or self._here.read(copied).wrong):
-            self.restored = contents_of(self._stage, copied)
+            restored = contents_of(self._stage, copied)
+            trackers = (each for each in self.beside if self._tracks(each, copied))
+            self.restored = replace(restored, items=(*trackers, *restored.items))
             return ""
         for name in contents.essential if contents.key == HERE else contents.moved:
             path = os.path.join(self._stage, name)
@@ -129,3 +143,6 @@ class Restoring:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         return wrong
+
+    def _tracks(self, each: Item, found: ExaminedCheckpoint) -> bool:
+        return each.is_link or names_any(os.path.join(self._stage, each.name), [found.candidate])

@@ -143,8 +143,12 @@ class Stager:
         return reply, restoring.restored
 
     def search(self, number: int) -> messages.Searched:
-        """Find the newest complete checkpoint in memory."""
-        found = self.looking.look()
+        """Find the newest complete checkpoint in memory, once all nodes answer."""
+        try:
+            self.nodes.refresh_soon()
+            found = self.looking.found()
+        except (OSError, GivenUpError) as e:
+            return messages.Searched(number, (), reason(e))
         whole = next((at for at, each in enumerate(found) if each.lacks is None), len(found))
         shown = (seen(each) for each in found[: whole + 1])
         return messages.Searched(number, tuple(map(self._as_stored, shown)))
