@@ -17,14 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from saving_scripts import picture
 
-from hpclaunch.core.staging.generations import Settled, StagedFile, manifest
+from hpclaunch.core.protocol.values import replace
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.core.staging.generations import Settled, manifest
 from hpclaunch.system.shared import packing
 from hpclaunch.system.staging import mesh as mesh_module
 from hpclaunch.system.staging.copying import GivenUpError
 from hpclaunch.system.staging.mesh import Mesh
 from hpclaunch.system.staging.mesh_messages import Read, Request
 from hpclaunch.system.staging.messages import PeerPlace
-from hpclaunch.system.staging.node import PIECE, Entry, StageNode, Wanted
+from hpclaunch.system.staging.node import PIECE, StageNode
 from hpclaunch.system.staging.orders import Copy, Delete, Drop, Fetch, Keep, Lend, Look, Settle
 from hpclaunch.system.staging.publishing import DRAFT, draft
 
@@ -124,7 +127,7 @@ def test_an_inventory_is_the_same_on_the_leader(leader, follower, start, tmp_pat
     (tmp_path / "follower" / "ckpt" / "latest").symlink_to("step")
     (peer,) = lead(leader, follower.port)
     node = StageNode(str(tmp_path / "follower" / "ckpt"), "")
-    found = [StagedFile(e.name, e.size, e.time) for e in files(node.inventory())]
+    found = files(node.inventory())
     kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",), 7)
     peer.ask(Keep(kept)).result(LONG)
     peer.ask(Lend(tuple(files(node.inventory())))).result(LONG)
@@ -146,8 +149,8 @@ def test_a_generation_comes_from_two_holders(leader, start, tmp_path):
     one, two, three = lead(leader, *(start(name).port for name in ("one", "two", "three")))
     entries = [*files(one.ask(Look()).result(LONG)), *files(two.ask(Look()).result(LONG))]
     own = files(leader.sources[0].inventory())
-    wanted = tuple(Wanted(entry, 1 + at) for at, entry in enumerate(entries))
-    call = three.ask(Fetch((*wanted, Wanted(own[0], 0)), "some"))
+    wanted = tuple(Transfer(0, entry, 1 + at) for at, entry in enumerate(entries))
+    call = three.ask(Fetch((*wanted, Transfer(0, own[0], 0)), "some"))
     call.result(LONG)
     leader.sources[0].fetch(wanted, "", leader.sources)
     whole = picture(tmp_path / "leader" / "ckpt")
@@ -155,7 +158,7 @@ def test_a_generation_comes_from_two_holders(leader, start, tmp_path):
     assert picture(tmp_path / "three" / "kept" / "some" / "files") == whole
     # The leader is lost; the others have all.
     write(tmp_path / "one", "step/rank0.pt")
-    kept = tuple(Wanted(entry, 3, "some") for entry in (*entries, *own))
+    kept = tuple(Transfer(0, entry, 3, "some") for entry in (*entries, *own))
     one_again, *_ = lead(start("next"), *(peer.place[1] for peer in (one, two, three)), term=2)
     one_again.ask(Fetch(kept)).result(LONG)
     assert picture(tmp_path / "one" / "ckpt") == whole
@@ -178,7 +181,7 @@ def test_a_copy_to_storage(leader, follower, tmp_path, storage):
 def slow_copy(monkeypatch):
     """Have a copy to storage take forever, but for its pauses."""
 
-    def slow(_items, _source, _draft, _root, between):
+    def slow(_items, _source, _draft, between):
         threads, done = between(0, 0.0), 0
         while threads == 1:
             threads, done = between(done := done + 1, 0.01), done
@@ -359,7 +362,7 @@ def test_a_source_that_is_killed(leader, spawn, tmp_path):
     large(tmp_path / "one" / "ckpt" / "model.pt", 64 * PIECE)
     (process, port), (_, other) = spawn("one"), spawn("two")
     lead(leader, port, other)
-    wanted = tuple(Wanted(e, 1) for e in files(leader.peers[1].ask(Look()).result(LONG)))
+    wanted = tuple(Transfer(0, e, 1) for e in files(leader.peers[1].ask(Look()).result(LONG)))
     leader.peers[2].ask(Fetch(wanted)).result(LONG)
     call = leader.peers[2].ask(Fetch(wanted, "some"))
 
@@ -372,7 +375,7 @@ def test_a_source_that_is_killed(leader, spawn, tmp_path):
     with contextlib.suppress(OSError):  # it may have been done before
         call.result(LONG)
     assert leader.sources[0].inventory().entries == ()
-    leader.sources[0].fetch([w._replace(source=2) for w in wanted], "", leader.sources)
+    leader.sources[0].fetch([replace(w, source=2) for w in wanted], "", leader.sources)
     assert picture(tmp_path / "leader" / "ckpt") == picture(tmp_path / "one" / "ckpt")
 
 
@@ -383,7 +386,7 @@ def test_a_source_that_is_stopped(leader, spawn, tmp_path, monkeypatch):
     large(tmp_path / "one" / "ckpt" / "model.pt", 8 * PIECE)
     (process, port), (_, other) = spawn("one"), spawn("two")
     one, two = lead(leader, port, other)
-    wanted = tuple(Wanted(e, 1) for e in files(one.ask(Look()).result(LONG)))
+    wanted = tuple(Transfer(0, e, 1) for e in files(one.ask(Look()).result(LONG)))
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -410,7 +413,7 @@ def test_the_memory_of_a_fetch_is_bounded(leader, spawn, tmp_path):
     large(tmp_path / "one" / "ckpt" / "model.pt", size)
     (source, port), (fetcher, other) = spawn("one"), spawn("two")
     one, two = lead(leader, port, other)
-    wanted = tuple(Wanted(e, 1) for e in files(one.ask(Look()).result(LONG)))
+    wanted = tuple(Transfer(0, e, 1) for e in files(one.ask(Look()).result(LONG)))
     before = peak(source.pid), peak(fetcher.pid)
     call = two.ask(Fetch(wanted))
     call.result(LONG)
@@ -480,13 +483,13 @@ def test_messages_that_make_no_sense(leader, follower):
 
 REQUESTS = [
     Request(3, what, 2, {1: ("::1", 5)})
-    for entry in [Entry("odd \udcff", 0o100600, 5, 6, 7)]
+    for entry in [StagedFile("odd \udcff", 5, 6, 0o100600, 3, "", 7)]
     for file in [StagedFile("name", 5, 6)]
     for what in (
         Look(),
         Read("name", "some", (5, 6), 0, 1),
         Copy((entry,), frozenset({"name"}), DRAFT, True),
-        Fetch((Wanted(entry, 1, "some"),), "some"),
+        Fetch((Transfer(0, entry, 1, "some"),), "some"),
         Keep(manifest("key", [file], "name", frozenset({"name"}))),
         Delete((entry,)),
         Settle(Settled(1, frozenset({2}), "some")),
@@ -551,7 +554,7 @@ def test_names_that_leave_the_directory(name, leader, follower, tmp_path):
         lambda: peer.read("x", name, entry.identity, 0, 6),
         peer.ask(Drop(name)).result,
         peer.ask(Delete((entry,))).result,
-        peer.ask(Fetch((Wanted(entry, 0),))).result,
+        peer.ask(Fetch((Transfer(0, entry, 0),))).result,
         peer.ask(Fetch((), name)).result,
     ):
         with pytest.raises(PermissionError):

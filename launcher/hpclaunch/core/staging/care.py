@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 from ..protocol.values import field, value
 from .choice import choice, known_generations
-from .copies import Fetch, is_kept, is_safe, keeping
-from .generations import Holding, Manifest, Settled, StagedFile
+from .copies import Transfer, is_kept, is_safe, keeping
+from .files import StagedFile
+from .generations import Holding, Manifest, Settled
 
 # Events
 
@@ -42,7 +43,7 @@ class Keep:
 
     node: int
     manifest: Manifest
-    fetches: tuple[Fetch, ...]
+    transfers: tuple[Transfer, ...]
 
 
 @value(frozen=True)
@@ -150,12 +151,12 @@ class Care:
         self, newest: Manifest, holdings: Sequence[Holding], dropping: Collection[int]
     ) -> list[Effect]:
         """Have the buddies keep a generation. A node that drops another one does that first."""
-        fetches: dict[int, list[Fetch]] = {}
-        for fetch in keeping(newest, holdings):
-            if fetch.node not in self._keeping and fetch.node not in dropping:
-                fetches.setdefault(fetch.node, []).append(fetch)
-        self._keeping |= fetches.keys()
-        return [Keep(node, newest, tuple(some)) for node, some in fetches.items()]
+        by_node: dict[int, list[Transfer]] = {}
+        for transfer in keeping(newest, holdings):
+            if transfer.node not in self._keeping and transfer.node not in dropping:
+                by_node.setdefault(transfer.node, []).append(transfer)
+        self._keeping |= by_node.keys()
+        return [Keep(node, newest, tuple(some)) for node, some in by_node.items()]
 
     # What is in the staging directories
 

@@ -6,28 +6,10 @@ A file is known by its name, size and time: two files that agree in these count 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from ..protocol.crc import checksum
 from ..protocol.values import field, value
-
-Identity: TypeAlias = tuple[int, int]  # size, time of the last write (st_mtime_ns)
-
-
-@value(frozen=True)
-class StagedFile:
-    """A file or symbolic link of a generation."""
-
-    name: str  # relative to the staging directory
-    size: int
-    time: int  # st_mtime_ns
-    mode: int = 0  # st_mode
-    owner: int = 0  # the index of the node that shows it in the view
-    target: str = ""  # of a link
-
-    @property
-    def identity(self) -> Identity:
-        return self.size, self.time
+from .files import Identity, StagedFile
 
 
 @value(frozen=True)

@@ -13,12 +13,12 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.staging.care import Care, Delete, Drop, DropFetched, Keep, KeepEnded, View
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Manifest, manifest
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from . import orders
 from .contents import HERE, Contents, is_part, names_any, notes
-from .node import Entry, entry_of, wanted
 from .orders import Call
 
 if TYPE_CHECKING:
@@ -79,12 +79,11 @@ class Caring:
         )
         for effect in effects:
             match effect:
-                case Keep(node=node, manifest=kept, fetches=fetches):
+                case Keep(node=node, manifest=kept, transfers=transfers):
                     if node in failed or effect not in keeps or node not in nodes:
                         self._care.handle(KeepEnded(node, is_done=False))
                     else:
-                        (some,) = wanted(fetches, kept).values()
-                        order = orders.Fetch(tuple(some), kept.generation)
+                        order = orders.Fetch(transfers, kept.generation)
                         self._keeping[node] = nodes[node].ask(order)
                 case Delete():
                     self._delete(effect)
@@ -95,14 +94,14 @@ class Caring:
         """Have nodes hold what others fetch from them: the script may delete it. They let it go
         once these have it, or if the next save needs the room.
         """
-        nodes, entries = self._nodes, defaultdict[int, list[Entry]](list)
+        nodes, entries = self._nodes, defaultdict[int, list[StagedFile]](list)
         lent, self._lent = self._lent, {}
         for keep in keeps:
-            for fetch in keep.fetches:
-                if not fetch.is_kept:
-                    entries[fetch.source].append(entry_of(fetch.file))
-                    others, size = self._lent.get(fetch.source, (set[int](), 0))
-                    self._lent[fetch.source] = {*others, keep.node}, size + fetch.file.size
+            for each in keep.transfers:
+                if not each.kept:
+                    entries[each.source].append(each.file)
+                    others, size = self._lent.get(each.source, (set[int](), 0))
+                    self._lent[each.source] = {*others, keep.node}, size + each.file.size
         for node in (lent.keys() & nodes.inventories.keys()) - entries.keys():
             others, size = lent[node]
             if others & self._keeping.keys() and not nodes.inventories[node].free.lack(size, 1):
@@ -115,7 +114,7 @@ class Caring:
     def _has_room(self, keep: Keep) -> bool:
         """Return whether a node can keep this, and has room for its part of the next save then."""
         node, found = keep.node, self._nodes.inventories[keep.node]
-        size = sum(fetch.file.size for fetch in keep.fetches)
+        size = sum(each.file.size for each in keep.transfers)
         size += sum(file.size for file in keep.manifest.files if file.owner == node)
         is_late = time.monotonic() >= self._again.get(node, 0.0)
         return is_late and not self._is_full(node) and not found.free.lack(size, 1)
@@ -135,8 +134,7 @@ class Caring:
         return any(effect.left for effect in deletions)
 
     def _delete(self, effect: Delete) -> None:
-        entries = {node: map(entry_of, files) for node, files in effect.left.items()}
-        self._nodes.delete_at(entries, set(effect.manifest.moved) - {HERE})
+        self._nodes.delete_at(effect.left, set(effect.manifest.moved) - {HERE})
         self._nodes.by_script.add(effect.manifest.key)  # it may just be on its way to storage
 
     def _drop(self, node: int, fetched: Collection[str]) -> None:

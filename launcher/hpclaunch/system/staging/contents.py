@@ -7,13 +7,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.candidates import DRAFTS, CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import STAGING, ExaminedCheckpoint
 from hpclaunch.system.checkpoints.listing import OWN
@@ -23,42 +22,29 @@ NOTE = 4096  # bytes; files beside a checkpoint of up to this size may be tracke
 OF_RANK = re.compile(r"(rank[-_]?)\d+")  # Composer's files of ranks, and those of many scripts
 
 
-class Item(NamedTuple):
-    """A file, link or directory. Links are not followed."""
-
-    name: str  # its relative path
-    stat: os.stat_result
-
-    @property
-    def is_folder(self) -> bool:
-        return stat.S_ISDIR(self.stat.st_mode)
-
-    @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.stat.st_mode)
-
-    @property
-    def is_link(self) -> bool:
-        return stat.S_ISLNK(self.stat.st_mode)
-
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """Return a key that changes when the file is written. Another hard link has the same."""
-        return self.stat.st_ino, self.stat.st_size, self.stat.st_mtime_ns
-
-    def is_copy_of(self, other: Item) -> bool:
-        """Return whether size and time are the same."""
-        return self.identity[1:] == other.identity[1:]
+def file_at(root: str, name: str) -> StagedFile:
+    """Return the file of this name below a directory. Raises OSError."""
+    found = os.lstat(os.path.join(root, name))
+    file = StagedFile(name, found.st_size, found.st_mtime_ns, found.st_mode, inode=found.st_ino)
+    if file.is_link:
+        target = _relative_target(root, name)
+        return file._replace(target=target, size=len(os.fsencode(target)))
+    return file
 
 
-def item(root: str, name: str) -> Item:
-    return Item(name, os.lstat(os.path.join(root, name)))
+def _relative_target(root: str, name: str) -> str:
+    """Return what a link points to; a path below `root` becomes relative."""
+    target = os.readlink(os.path.join(root, name))
+    for base in (root, os.path.realpath(root)):
+        if os.path.isabs(target) and os.path.commonpath((base, target)) == base:
+            return os.path.relpath(target, os.path.dirname(os.path.join(base, name)))
+    return target
 
 
-def is_same(each: Item, root: str) -> bool:
+def is_same(each: StagedFile, root: str) -> bool:
     """Return whether a file has not been written, replaced or deleted since."""
     try:
-        return item(root, each.name).identity == each.identity
+        return file_at(root, each.name).version == each.version
     except OSError:
         return False
 
@@ -75,11 +61,11 @@ def is_draft(name: str) -> bool:
     return name.endswith(DRAFTS) or STAGING.fullmatch(name) is not None or name.startswith(OWN)
 
 
-def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterator[Item]:
+def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterator[StagedFile]:
     """Yield a file, or a directory and all that is below it, except what is `skipped` or vanishes
     meanwhile. Raises OSError.
     """
-    found = item(root, name)
+    found = file_at(root, name)
     yield found
     if found.is_folder:
         for inner in sorted(os.listdir(os.path.join(root, name))):
@@ -95,22 +81,22 @@ class Contents:
 
     key: str  # the path of the checkpoint; of several files, that of the first rank
     moved: tuple[str, ...]  # the paths that appear on storage at once, the decisive one last
-    items: tuple[Item, ...]  # below these paths, the decisive file last
+    items: tuple[StagedFile, ...]  # below these paths, the decisive file last
     essential: frozenset[str]  # the files that may not change while they are copied
     decisive: str
 
     @cached_property
     def size(self) -> int:
-        return sum(item.stat.st_size for item in self.items if item.is_file)
+        return sum(each.size for each in self.items if each.is_file)
 
     @property
     def time(self) -> int:
-        return self.items[-1].stat.st_mtime_ns if self.items else 0
+        return self.items[-1].time if self.items else 0
 
     @cached_property
     def identity(self) -> frozenset[tuple[object, ...]]:
         """Return a key that changes when the script writes one of the files."""
-        return frozenset((i.name, *i.identity) for i in self.items if i.name in self.essential)
+        return frozenset((i.name, *i.version) for i in self.items if i.name in self.essential)
 
 
 def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
@@ -156,7 +142,7 @@ def _of_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
 
 def notes(
     root: str, key: str, candidates: Sequence[CheckpointCandidate], absent: Collection[str]
-) -> list[Item]:
+) -> list[StagedFile]:
     """Return the small files and the links beside a checkpoint: among them are trackers that name
     the newest one, such as `latest`. Those that name a checkpoint which is `absent` on storage are
     left out. Raises OSError.
@@ -169,12 +155,12 @@ def notes(
     found = []
     for name in sorted(os.listdir(os.path.join(root, folder))):
         with contextlib.suppress(FileNotFoundError):  # renamed or deleted meanwhile
-            each = item(root, os.path.join(folder, name))
+            each = file_at(root, os.path.join(folder, name))
             path = os.path.join(root, each.name)
             if each.is_link:
                 is_note = f"{target_of(root, each.name)}/".startswith(f"{key}/")
             else:
-                is_small = each.is_file and each.stat.st_size <= NOTE
+                is_small = each.is_file and each.size <= NOTE
                 is_other = each.name not in by_path and not is_draft(name)
                 is_note = is_small and is_other and not names_any(path, missing)
             if is_note:

@@ -10,10 +10,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
-from .contents import HERE, Contents, Item, is_same, notes
+from .contents import HERE, Contents, is_same, notes
 from .copying import (
     THREADS,
     Between,
@@ -239,7 +240,7 @@ class Draining:
             self._requests.send(messages.DrainFailed(self._launch.on_storage(contents.key), why))
             raise GivenUpError(why)
 
-    def _has_newer(self, each: Item) -> bool:
+    def _has_newer(self, each: StagedFile) -> bool:
         """Return whether storage has a later file of this name: from another stager, which leads by
         now.
         """

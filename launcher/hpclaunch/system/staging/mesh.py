@@ -24,7 +24,7 @@ from typing import Any
 
 import zmq
 
-from hpclaunch.core.staging.generations import Identity
+from hpclaunch.core.staging.files import Identity
 from hpclaunch.system.network import zmq_channel
 from hpclaunch.system.shared import open_file_limit, packing
 
@@ -68,7 +68,7 @@ class RemoteNode:
         places = {}
         if isinstance(order, Fetch):
             known = self._mesh.places(self._leader)
-            sources = {each.source for each in order.wanted} & known.keys() - {self._index}
+            sources = {each.source for each in order.transfers} & known.keys() - {self._index}
             places = {index: known[index] for index in sources}
         request = Request(self._mesh.led_term, order, self._index, places)
         call = Call[Any]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hpclaunch.core.protocol.values import field, value, variant
-from hpclaunch.core.staging.generations import Identity
+from hpclaunch.core.staging.files import Identity
 
 from .node import Inventory
 from .orders import Order

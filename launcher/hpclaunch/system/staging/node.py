@@ -24,13 +24,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from hpclaunch.core.staging.copies import Fetch
-from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled, StagedFile
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import Identity, StagedFile
+from hpclaunch.core.staging.generations import Kept, Manifest, Settled
 from hpclaunch.system.shared import packing
 
 from . import copying
-from .contents import HERE, item, tree
-from .copying import Between, GivenUpError, at_once, hold, relative_target
+from .contents import HERE, file_at, tree
+from .copying import Between, GivenUpError, at_once, hold
 from .publishing import draft_beside, place, remove
 from .record import RECORD
 from .room import Room, room
@@ -47,64 +48,16 @@ T = TypeVar("T")
 Span: TypeAlias = tuple[int, int]  # offset and length
 
 
-class Entry(NamedTuple):
-    """A file, link or directory of a staging directory, by its relative name."""
-
-    name: str
-    mode: int  # st_mode
-    size: int
-    time: int  # st_mtime_ns
-    inode: int
-    target: str = ""  # of a link; relative if it lies in the staging directory
-
-    @property
-    def is_folder(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.mode)
-
-    @property
-    def is_link(self) -> bool:
-        return stat.S_ISLNK(self.mode)
-
-    @property
-    def identity(self) -> Identity:
-        return self.size, self.time
-
-
 class Inventory(NamedTuple):
     """All that a node has."""
 
-    entries: tuple[Entry, ...]  # of the staging directory; directories before what they contain
+    entries: tuple[StagedFile, ...]  # of the staging directory; a directory before its files
     fetched: frozenset[str]  # those that a restore has copied here, unchanged since
     kept: tuple[Kept, ...]
     free: Room
     settled: Settled = Settled()
     old: frozenset[str] = frozenset()  # those that are unchanged since then
     time: int = 0  # of the staging directory itself
-
-
-class Wanted(NamedTuple):
-    """A file, link or directory that another node has."""
-
-    entry: Entry
-    source: int  # the index of that node
-    kept: str = ""  # the generation in which the node keeps it; "": it is in its staging directory
-
-
-def entry_of(file: StagedFile) -> Entry:
-    return Entry(file.name, file.mode, file.size, file.time, 0, file.target)
-
-
-def wanted(fetches: Iterable[Fetch], manifest: Manifest) -> dict[int, list[Wanted]]:
-    """Return what each node fetches, the decisive file last."""
-    found: dict[int, list[Wanted]] = {}
-    for each in sorted(fetches, key=lambda each: each.file.name == manifest.decisive):
-        kept = manifest.generation if each.is_kept else ""
-        found.setdefault(each.node, []).append(Wanted(entry_of(each.file), each.source, kept))
-    return found
 
 
 class Source(Protocol):
@@ -137,15 +90,10 @@ class StageNode:
         kept = tuple(self._generations())
         return Inventory(entries, fetched, kept, room(self.stage), settled, old, time)
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[StagedFile]:
         for each in tree(self.stage, HERE):
             if each.name != HERE and (each.is_file or each.is_folder or each.is_link):
-                with contextlib.suppress(FileNotFoundError):  # a link that is deleted just now
-                    is_link, name, found = each.is_link, each.name, each.stat
-                    target = relative_target(self.stage, name, self.stage) if is_link else ""
-                    size = len(os.fsencode(target)) if is_link else found.st_size
-                    time = found.st_mtime_ns
-                    yield Entry(name, found.st_mode, size, time, found.st_ino, target)
+                yield each
 
     def _generations(self) -> Iterator[Kept]:
         for name in sorted(os.listdir(self._kept)) if os.path.isdir(self._kept) else ():
@@ -176,7 +124,7 @@ class StageNode:
 
     def copy(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[StagedFile],
         essential: Collection[str],
         drafted: str,
         between: Between,
@@ -193,22 +141,22 @@ class StageNode:
         """
         for each in entries:
             _refuse_links(self.stage, each.name)
-        items = [item(self.stage, each.name) for each in entries]
+        items = [file_at(self.stage, each.name) for each in entries]
         checked = [each for each in entries if each.is_file and each.name in essential]
         with draft_beside(self.stage) as held:
             if in_memory:
-                copying.copy(items, self.stage, held, self.stage, at_once)
+                copying.copy(items, self.stage, held, at_once)
             else:
                 hold(items, self.stage, held)
             _check(checked, self.stage if in_memory else held)
             os.stat(drafted)  # else `copy` would make it again after its owner has given it up
-            copying.copy(items, held, drafted, self.stage, between)
+            copying.copy(items, held, drafted, between)
             if not in_memory:
                 _check(checked, held)
 
     def fetch(
         self,
-        wanted: Sequence[Wanted],
+        transfers: Sequence[Transfer],
         generation: str,
         sources: Mapping[int, Source],
         between: Between = at_once,
@@ -218,10 +166,10 @@ class StageNode:
         this node itself, under its index. Raises GivenUpError, and what `between` raises.
         """
         with draft_beside(self.stage) as drafted:
-            _receive(wanted, sources, drafted, between, _pieces)
+            _receive(transfers, sources, drafted, between, _pieces)
             if not generation:
-                self.mark(each.entry for each in wanted)
-            _place(wanted, drafted, self._root(generation))
+                self.mark(each.file for each in transfers)
+            _place([each.file for each in transfers], drafted, self._root(generation))
 
     def keep(self, manifest: Manifest) -> None:
         """Keep a generation from now on. Its files are added by `fetch`. A third one is refused:
@@ -234,7 +182,7 @@ class StageNode:
         os.makedirs(os.path.join(folder, FILES), exist_ok=True)
         _write(os.path.join(folder, MANIFEST), packing.pack(manifest))
 
-    def lend(self, entries: Sequence[Entry]) -> None:
+    def lend(self, entries: Sequence[StagedFile]) -> None:
         """Hold files of the staging directory by hard links, so that the script may delete them
         while others read them. What was lent before is let go.
         """
@@ -245,7 +193,7 @@ class StageNode:
             os.mkdir(held)
             for each in entries:
                 with contextlib.suppress(FileNotFoundError):  # just deleted
-                    hold([item(self.stage, each.name)], self.stage, held)
+                    hold([file_at(self.stage, each.name)], self.stage, held)
             if entries:
                 place(held, self._lent)
             elif os.path.isdir(self._lent):
@@ -256,7 +204,7 @@ class StageNode:
         with contextlib.suppress(FileNotFoundError):
             remove(self._folder(generation), self._own, os.path.basename(self._own))
 
-    def delete(self, entries: Sequence[Entry]) -> None:
+    def delete(self, entries: Sequence[StagedFile]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
         that are empty then. Other directories keep their times: for the search, the script has
         deleted nothing (formats/accelerate.py).
@@ -300,41 +248,41 @@ class StageNode:
             return packing.unpack(file.read(), kind)
         return None
 
-    def mark(self, fetched: Iterable[StagedFile | Entry]) -> None:
+    def mark(self, fetched: Iterable[StagedFile]) -> None:
         """Record that a restore has copied these files into the staging directory."""
         marks = self._load(self._marks, Marks) or {}
         old = {n: known for n, known in marks.items() if _has(self.stage, n, known)}
-        new = {each.name: each.identity for each in fetched if stat.S_ISREG(each.mode)}
+        new = {each.name: each.identity for each in fetched if each.is_file}
         _write(self._marks, packing.pack(old | new))
 
 
 def fetch_ends(
-    wanted: Sequence[Wanted], sources: Mapping[int, Source], root: str, stage: str
+    transfers: Sequence[Transfer], sources: Mapping[int, Source], root: str, stage: str
 ) -> None:
     """Make skeletons of other nodes' files below `root`: files of the same size, mode and time,
     but of a large file only the two ends. Each has another inode than what was there. `root` lies
     in the directory RANDOM of `stage`. Raises OSError and GivenUpError.
     """
     with draft_beside(stage) as drafted:
-        _receive(wanted, sources, drafted, at_once, _ends)
-        _place(wanted, drafted, root)
+        _receive(transfers, sources, drafted, at_once, _ends)
+        _place([each.file for each in transfers], drafted, root)
 
 
 def _receive(
-    wanted: Sequence[Wanted],
+    transfers: Sequence[Transfer],
     sources: Mapping[int, Source],
     drafted: str,
     between: Between,
     spans: Callable[[int], Iterable[Span]],
 ) -> None:
     """Fetch some spans of each file into a draft, from several nodes at once."""
-    if {each.source for each in wanted} - sources.keys():
+    if {each.source for each in transfers} - sources.keys():
         raise OSError(errno.EHOSTUNREACH, "a node that has the files has left")
-    pieces: dict[int, list[tuple[Wanted, Span]]] = {}
-    for each in wanted:
-        _make(each.entry, drafted)
-        if each.entry.is_file:
-            spans_of = ((each, span) for span in spans(each.entry.size))
+    pieces: dict[int, list[tuple[Transfer, Span]]] = {}
+    for each in transfers:
+        _make(each.file, drafted)
+        if each.file.is_file:
+            spans_of = ((each, span) for span in spans(each.file.size))
             pieces.setdefault(each.source, []).extend(spans_of)
     done, pending = 0, deque[Future[int]]()
     pool = ThreadPoolExecutor(STREAMS)
@@ -347,30 +295,32 @@ def _receive(
             between(done := done + pending.popleft().result(), 0.0)
     finally:
         pool.shutdown(cancel_futures=True)
-    for each in wanted:
-        if not each.entry.is_folder:
-            _finish(os.path.join(drafted, each.entry.name), each.entry)
+    for file in (each.file for each in transfers):
+        if not file.is_folder:
+            _finish(os.path.join(drafted, file.name), file)
 
 
-def _make(entry: Entry, root: str) -> None:
+def _make(file: StagedFile, root: str) -> None:
     """Make a directory, a link, or a file of this size with nothing in it."""
-    _refuse_links(root, entry.name)
-    path = os.path.join(root, entry.name)
-    os.makedirs(path if entry.is_folder else os.path.dirname(path), exist_ok=True)
-    if entry.is_link:
-        os.symlink(entry.target, path)
-    elif entry.is_file:
-        with open(path, "xb") as file:
-            file.truncate(entry.size)
+    _refuse_links(root, file.name)
+    path = os.path.join(root, file.name)
+    os.makedirs(path if file.is_folder else os.path.dirname(path), exist_ok=True)
+    if file.is_link:
+        os.symlink(file.target, path)
+    elif file.is_file:
+        with open(path, "xb") as new:
+            new.truncate(file.size)
 
 
-def _fetch_piece(sources: Mapping[int, Source], drafted: str, wanted: Wanted, span: Span) -> int:
-    entry, (offset, length) = wanted.entry, span
-    source = sources[wanted.source]
-    view = memoryview(source.read(entry.name, wanted.kept, entry.identity, offset, length))
+def _fetch_piece(
+    sources: Mapping[int, Source], drafted: str, transfer: Transfer, span: Span
+) -> int:
+    file, (offset, length) = transfer.file, span
+    source = sources[transfer.source]
+    view = memoryview(source.read(file.name, transfer.kept, file.identity, offset, length))
     if len(view) != length:
-        raise OSError(errno.EBADMSG, "another node has sent a wrong number of bytes", entry.name)
-    fd = os.open(os.path.join(drafted, entry.name), os.O_WRONLY | os.O_CLOEXEC)
+        raise OSError(errno.EBADMSG, "another node has sent a wrong number of bytes", file.name)
+    fd = os.open(os.path.join(drafted, file.name), os.O_WRONLY | os.O_CLOEXEC)
     try:
         while view:
             written = os.pwrite(fd, view, offset)
@@ -380,23 +330,23 @@ def _fetch_piece(sources: Mapping[int, Source], drafted: str, wanted: Wanted, sp
     return length
 
 
-def _place(wanted: Sequence[Wanted], drafted: str, root: str) -> None:
+def _place(files: Sequence[StagedFile], drafted: str, root: str) -> None:
     """Move what is in a draft to its final names below `root`, one after the other."""
-    for name, entry in ((each.entry.name, each.entry) for each in wanted):
-        _refuse_links(root, name)
-        final = os.path.join(root, name)
-        if not entry.is_folder:
-            place(os.path.join(drafted, name), final)
+    for each in files:
+        _refuse_links(root, each.name)
+        final = os.path.join(root, each.name)
+        if not each.is_folder:
+            place(os.path.join(drafted, each.name), final)
         elif not os.path.isdir(final) or os.path.islink(final):
             place(tempfile.mkdtemp(dir=drafted), final)
-    for each in reversed([each.entry for each in wanted if each.entry.is_folder]):
+    for each in reversed([each for each in files if each.is_folder]):
         _finish(os.path.join(root, each.name), each)
 
 
-def _finish(path: str, entry: Entry) -> None:
-    if not entry.is_link:
-        os.chmod(path, entry.mode & 0o777)
-    os.utime(path, ns=(entry.time, entry.time), follow_symlinks=False)
+def _finish(path: str, file: StagedFile) -> None:
+    if not file.is_link:
+        os.chmod(path, file.mode & 0o777)
+    os.utime(path, ns=(file.time, file.time), follow_symlinks=False)
 
 
 def _pieces(size: int) -> Iterable[Span]:
@@ -410,14 +360,15 @@ def _ends(size: int) -> Iterable[Span]:
 def _has(root: str, name: str, identity: Identity) -> bool:
     """Return whether there is this file."""
     try:
-        return item(root, _safe(name)).identity[1:] == identity
+        return file_at(root, _safe(name)).identity == identity
     except OSError:
         return False
 
 
-def _check(entries: Iterable[Entry], root: str) -> None:
-    for each in entries:
-        if item(root, each.name).identity != (each.inode, *each.identity):
+def _check(files: Iterable[StagedFile], root: str) -> None:
+    """Raise GivenUpError if one of the files has changed, and OSError if it is deleted."""
+    for each in files:
+        if file_at(root, each.name).version != each.version:
             raise GivenUpError("it is being written again")
 
 

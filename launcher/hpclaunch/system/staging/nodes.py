@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpclaunch.core.staging.choice import mixtures
-from hpclaunch.core.staging.copies import buddies
-from hpclaunch.core.staging.generations import Holding, Manifest, StagedFile
+from hpclaunch.core.staging.copies import Transfer, buddies
+from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.core.staging.generations import Holding, Manifest
 
 from .caring import Caring
-from .contents import Contents, Item, is_part
+from .contents import Contents, is_part
 from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy
 from .launch import Launch
 from .messages import Follow, Lead, Listening, Secret
-from .node import Entry, Inventory, Source, StageNode, Wanted
+from .node import Inventory, Source, StageNode
 from .one_node import Complete, OneNode
 from .orders import Call, Copy, Delete, Fetch, LocalNode, Look, Node, Note
 from .requests import Requests
@@ -189,17 +190,17 @@ class Nodes(OneNode):
             return why
         raise why
 
-    def staged(self, each: Item) -> StagedFile:
-        """Return an item of the view for a manifest. Raises OSError, and GivenUpError if it is just
-        being written.
+    def staged(self, each: StagedFile) -> StagedFile:
+        """Return the file for which one in the view stands. Raises OSError, and GivenUpError if it
+        is just being written.
         """
         assert self._view is not None, "there are several nodes"
-        node, entry = self._view.shown(each)
-        if entry.inode == UNKNOWN:
+        file = self._view.shown(each.name)
+        if file.inode == UNKNOWN:
             raise GivenUpError("it is being written")
-        return StagedFile(entry.name, entry.size, entry.time, entry.mode, node, entry.target)
+        return file
 
-    def is_here(self, each: Item) -> bool:
+    def is_here(self, each: StagedFile) -> bool:
         return self._owner(each) == self.index
 
     def manifests(self, complete: Iterable[Complete]) -> list[Manifest]:
@@ -254,12 +255,12 @@ class Nodes(OneNode):
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
         for each, sizes in ((newest, needed), *((c, freed) for c in older)):
             for file in (i for i in each.items if i.is_file):
-                sizes[owner := self._owner(file)] += file.stat.st_size
+                sizes[owner := self._owner(file)] += file.size
                 if owner != self.index:
-                    sizes[self.index] += min(file.stat.st_size, WHOLE)
+                    sizes[self.index] += min(file.size, WHOLE)
                 if sizes is needed and (other := buddy.get(owner)) is not None:
                     number = 1 if self.inventories[other].kept else 2
-                    needed[other] += number * file.stat.st_size
+                    needed[other] += number * file.size
         for node, size in needed.items():
             if node in self.inventories:
                 left = self.inventories[node].free
@@ -267,9 +268,9 @@ class Nodes(OneNode):
                     return why, self.hosts.get(node, "")
         return "", ""
 
-    def _owner(self, each: Item) -> int:
+    def _owner(self, each: StagedFile) -> int:
         with contextlib.suppress(FileNotFoundError):  # deleted by the script
-            return self.index if self._view is None else self._view.shown(each).node
+            return self.index if self._view is None else self._view.shown(each.name).owner
         return self.index
 
     # Orders
@@ -282,7 +283,7 @@ class Nodes(OneNode):
 
     def copy(
         self,
-        items: Sequence[Item],
+        items: Sequence[StagedFile],
         source: str,
         drafted: str,
         between: Between,
@@ -290,27 +291,27 @@ class Nodes(OneNode):
         essential: frozenset[str] = frozenset(),
         in_memory: bool = False,
     ) -> None:
-        shown = {} if self._view is None else {i.name: self._view.shown(i) for i in items}
-        elsewhere: dict[int, list[Entry]] = {}
-        for each in items if shown else ():
-            node, entry = shown[each.name]
-            is_whole = each.stat.st_size <= WHOLE and entry.inode != UNKNOWN  # in the view
-            if each.is_file and node != self.index and not is_whole:
-                elsewhere.setdefault(node, []).append(entry)
-        others = {entry.name for entries in elsewhere.values() for entry in entries}
+        elsewhere: dict[int, list[StagedFile]] = {}
+        for each in items:
+            assert self._view is not None, "it was found in the view"
+            file = self._view.shown(each.name)
+            is_whole = each.size <= WHOLE and file.inode != UNKNOWN  # in the view
+            if each.is_file and file.owner != self.index and not is_whole:
+                elsewhere.setdefault(file.owner, []).append(file)
+        others = {file.name for files in elsewhere.values() for file in files}
         folders = [each for each in items if each.is_folder]
         here = [each for each in items if each.name not in others and not each.is_folder]
         with self._copying(elsewhere, essential, drafted, in_memory=in_memory) as calls:
             both = _with(calls, between)
-            copy(here, source, drafted, self.launch.root, both, meanwhile=_without_end(both))
-            done = sum(each.stat.st_size for each in here if each.is_file)
+            copy(here, source, drafted, both, meanwhile=_without_end(both))
+            done = sum(each.size for each in here if each.is_file)
             self._await(calls, drafted, done, between)
-        copy(folders, source, drafted, self.launch.root, at_once)
+        copy(folders, source, drafted, at_once)
 
     @contextlib.contextmanager
     def _copying(
         self,
-        entries: Mapping[int, Sequence[Entry]],
+        entries: Mapping[int, Sequence[StagedFile]],
         essential: frozenset[str],
         drafted: str,
         *,
@@ -350,13 +351,17 @@ class Nodes(OneNode):
             except GivenUpError as e:
                 raise RewrittenError(str(e)) from e
 
-    def fetch(self, wanted: Mapping[int, Sequence[Wanted]]) -> Failures:
+    def fetch(self, transfers: Iterable[Transfer]) -> Failures:
         """Have nodes fetch files into their staging directories, and wait. Return the failures."""
-        calls = {n: self[n].ask(Fetch(tuple(some))) for n, some in wanted.items() if n in self}
-        return self.wait(calls, {n: {each.source for each in wanted[n]} for n in calls})
+        by_node: dict[int, list[Transfer]] = {}
+        for each in transfers:
+            if each.node in self:
+                by_node.setdefault(each.node, []).append(each)
+        calls = {n: self[n].ask(Fetch(tuple(some))) for n, some in by_node.items()}
+        return self.wait(calls, {n: {each.source for each in by_node[n]} for n in calls})
 
     def delete_at(
-        self, entries: Mapping[int, Iterable[Entry]], moved: Collection[str] = ()
+        self, entries: Mapping[int, Iterable[StagedFile]], moved: Collection[str] = ()
     ) -> None:
         """Have nodes delete files, and directories of the checkpoints at the paths `moved` that are
         empty then.
@@ -366,8 +371,8 @@ class Nodes(OneNode):
 
     def delete(self, contents: Contents) -> None:
         assert self._view is not None, "it was found in the view"
-        shown = (self._view.shown(each).entry for each in contents.items if not each.is_folder)
-        identities = {entry.name: entry.identity for entry in shown}
+        shown = [self._view.shown(each.name) for each in contents.items if not each.is_folder]
+        identities = {file.name: file.identity for file in shown}
         for node, found in self.inventories.items():
             entries = [e for e in found.entries if identities.get(e.name) == e.identity]
             self.delete_at({node: entries}, contents.moved)
@@ -407,9 +412,9 @@ def _without_end(between: Between) -> Between:
     return meanwhile
 
 
-def _with_folders(entries: Iterable[Entry], moved: Collection[str]) -> tuple[Entry, ...]:
+def _with_folders(entries: Iterable[StagedFile], moved: Collection[str]) -> tuple[StagedFile, ...]:
     """Return entries, and the directories above them as far as they belong to checkpoints."""
     found = {each.name: each for each in entries}
     parents = {str(parent) for name in found for parent in Path(name).parents}
     own = (parent for parent in parents if is_part(parent, moved))
-    return (*found.values(), *(Entry(name, stat.S_IFDIR, 0, 0, 0) for name in own))
+    return (*found.values(), *(StagedFile(name, 0, 0, stat.S_IFDIR) for name in own))

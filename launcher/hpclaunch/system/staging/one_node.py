@@ -9,9 +9,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
-from .contents import Contents, Item
+from .contents import Contents
 from .copying import Between, at_once, copy, hold
 from .launch import Launch
 from .publishing import draft_beside, place
@@ -56,7 +57,7 @@ class OneNode:
     def share(self) -> None:
         """Share the record of this launch with other nodes."""
 
-    def is_here(self, each: Item) -> bool:  # noqa: ARG002 - for several nodes
+    def is_here(self, each: StagedFile) -> bool:  # noqa: ARG002 - for several nodes
         """Return whether this node has an item."""
         return True
 
@@ -77,14 +78,14 @@ class OneNode:
         OSError.
         """
         own = [each for each in contents.items if in_memory and self.is_here(each)]
-        copy(own, self.launch.root, held, self.launch.root, at_once)
+        copy(own, self.launch.root, held, at_once)
         names = {each.name for each in own}
         others = [each for each in contents.items if each.name not in names]
         hold(others, self.launch.root, held)
 
     def copy(
         self,
-        items: Sequence[Item],
+        items: Sequence[StagedFile],
         source: str,
         drafted: str,
         between: Between,
@@ -98,7 +99,7 @@ class OneNode:
         Other nodes copy their own files. They make sure that the `essential` ones do not change
         meanwhile, or copy them `in_memory` before.
         """
-        copy(items, source, drafted, self.launch.root, between)
+        copy(items, source, drafted, between)
 
     def delete(self, contents: Contents) -> None:
         """Delete a checkpoint in memory. Raises OSError."""

@@ -12,10 +12,12 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 from hpclaunch.core.protocol.values import variant
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Manifest, Settled
 
 from .copying import THREADS, Between, GivenUpError
-from .node import Entry, Inventory, Source, StageNode, Wanted
+from .node import Inventory, Source, StageNode
 from .publishing import DRAFT
 
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class Look:
 class Copy:
     """Copy files into a draft on storage."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StagedFile, ...]
     essential: frozenset[str]
     drafted: str  # the name of the draft
     in_memory: bool
@@ -40,8 +42,8 @@ class Copy:
 class Fetch:
     """Fetch files of other nodes."""
 
-    wanted: tuple[Wanted, ...]
-    generation: str = ""  # that keeps them; "": the staging directory
+    transfers: tuple[Transfer, ...]
+    generation: str = ""  # for which this node keeps them; "": in its staging directory
 
 
 @variant(frozen=True)
@@ -55,7 +57,7 @@ class Keep:
 class Lend:
     """Hold files of the staging directory until other nodes have fetched them."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StagedFile, ...]
 
 
 @variant(frozen=True)
@@ -69,7 +71,7 @@ class Drop:
 class Delete:
     """Delete files of the staging directory."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StagedFile, ...]
 
 
 @variant(frozen=True)
@@ -101,8 +103,8 @@ def perform(
                 raise PermissionError(errno.EPERM, "not the name of a draft", name)
             drafted = os.path.join(node.storage, name)
             node.copy(entries, essential, drafted, between, in_memory=in_memory)
-        case Fetch(wanted=wanted, generation=generation):
-            node.fetch(wanted, generation, sources, between)
+        case Fetch(transfers=transfers, generation=generation):
+            node.fetch(transfers, generation, sources, between)
         case Keep(manifest=manifest):
             node.keep(manifest)
         case Lend(entries=entries):

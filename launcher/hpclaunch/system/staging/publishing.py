@@ -21,9 +21,10 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.listing import OWN
 
-from .contents import HERE, Contents, Item, item, tree
+from .contents import HERE, Contents, file_at, tree
 from .copying import sync
 from .removal import rmtree
 
@@ -61,7 +62,7 @@ def _prefix(launch: str) -> str:
 
 def publish(
     contents: Contents,
-    notes: Iterable[Item],
+    notes: Iterable[StagedFile],
     drafted: str,
     root: str,
     launch: str,
@@ -213,18 +214,18 @@ def _remove_abandoned(path: str, root: str, launch: str) -> bool:
     return not os.path.lexists(path)
 
 
-def later(each: Item, root: str) -> Item | None:
+def later(each: StagedFile, root: str) -> StagedFile | None:
     """Return the file of this name below `root` if it was written later. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        there = item(root, each.name)
-        return there if there.stat.st_mtime_ns > each.stat.st_mtime_ns else None
+        there = file_at(root, each.name)
+        return there if there.time > each.time else None
     return None
 
 
-def is_copied(each: Item, root: str) -> bool:
+def is_copied(each: StagedFile, root: str) -> bool:
     """Return whether a directory has this file already, with the same size and time."""
     try:
-        return each.is_file and item(root, each.name).is_copy_of(each)
+        return each.is_file and file_at(root, each.name).identity == each.identity
     except OSError:
         return False
 

@@ -9,10 +9,11 @@ import time
 from dataclasses import replace
 
 from hpclaunch.core.protocol.wording import size as written
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
-from .contents import HERE, Contents, Item, contents_of, item, names_any, notes
+from .contents import HERE, Contents, contents_of, file_at, names_any, notes
 from .copying import at_once, copy, is_unchanged
 from .launch import Launch
 from .messages import Refused, Restore, Restored
@@ -33,7 +34,7 @@ class Restoring:
         self._storage, self._stage = launch.storage, launch.stage
         self._there, self._here = launch.there, launch.here
         self.restored: Contents | None = None
-        self.beside: list[Item] = []
+        self.beside: list[StagedFile] = []
 
     def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
         """Copy the newest checkpoint that is whole in memory, too. `is_first`: this launch has no
@@ -108,7 +109,7 @@ class Restoring:
         is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
         with draft_beside(self._launch.stage) as drafted:
-            copy(items, self._storage, drafted, self._storage, at_once)
+            copy(items, self._storage, drafted, at_once)
             if not is_unchanged(contents, self._storage):
                 raise OSError(errno.ESTALE, "it is being written")
             names = () if is_here else contents.moved
@@ -116,9 +117,9 @@ class Restoring:
                 names = tuple(each.name for each in items if not each.is_folder)
             for name in (*names, *(each.name for each in beside)):
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
-        self.beside = [item(self._stage, each.name) for each in beside]
+        self.beside = [file_at(self._stage, each.name) for each in beside]
 
-    def _stays(self, each: Item) -> bool:
+    def _stays(self, each: StagedFile) -> bool:
         """Return whether a file in memory is newer than this one on storage. With one node, each
         is. With several, it may be a tracker of what was restored before.
         """
@@ -144,5 +145,5 @@ class Restoring:
                 os.unlink(path)
         return wrong
 
-    def _tracks(self, each: Item, found: ExaminedCheckpoint) -> bool:
+    def _tracks(self, each: StagedFile, found: ExaminedCheckpoint) -> bool:
         return each.is_link or names_any(os.path.join(self._stage, each.name), [found.candidate])
