@@ -74,6 +74,7 @@ class LedNodes:
         for stage in self.stages:
             stage.mkdir(parents=True)
         self.living = set(range(number))
+        self.lease = 0.0  # of the workers of other nodes, in seconds
         self._stage_nodes = [StageNode(str(s), str(self.storage)) for s in self.stages]
         self._peers = {
             index: Peer(node, lambda: {i: self._stage_nodes[i] for i in self.living})
@@ -96,7 +97,8 @@ class LedNodes:
     def _lead(self) -> None:
         peers = {i: p for i, p in self._peers.items() if i in self.living - {self.leader}}
         assert isinstance(self._led_by.nodes, Nodes)
-        self._led_by.nodes.lead(self.leader, peers, {i: f"n{i}" for i in peers})
+        hosts = {i: f"n{i}" for i in (*peers, self.leader)}
+        self._led_by.nodes.lead(self.leader, peers, hosts, lease=self.lease)
 
     def lose(self, *lost: int) -> None:
         """Lose nodes with all that is in their memory."""

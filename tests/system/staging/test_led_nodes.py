@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import threading
 import time
 import warnings
 from concurrent.futures import Future
@@ -487,7 +488,7 @@ def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, mo
     limit_room(monkeypatch, nodes.stages[0], 1_000_000)
     nodes.work(stager)
     (no_room,) = nodes.sent(messages.NoRoom)
-    assert no_room.host == os.uname().nodename
+    assert no_room.host == "n0"
 
 
 # Deletion
@@ -852,6 +853,47 @@ def test_without_its_agent_a_stager_flushes_nothing_once_another_one_leads(nodes
     assert (flushed.missing, flushed.why) == ((str(nodes.storage),), "another stager leads")
     assert os.listdir(nodes.storage) == []
     assert time.monotonic() < began + 20
+
+
+def test_without_its_agent_a_stager_ends_silently_once_another_one_leads(nodes, monkeypatch, capfd):
+    """The other one has all that is in memory."""
+    nodes.lease = 60.0
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    stager.requests.is_gone = True
+    error = ConnectionRefusedError(errno.ECONNREFUSED, "another stager leads")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    stager._end()
+    assert capfd.readouterr().err == ""
+    assert os.listdir(nodes.storage) == []
+    assert not nodes.stages[0].parent.exists()
+
+
+def test_without_its_agent_a_stager_waits_for_the_workers_of_other_nodes(nodes):
+    """They save until their lease is over."""
+    nodes.lease = 3.0
+    stager = nodes.lead()
+    results = nodes.stages[1] / "results.data"
+    results.write_bytes(b"half")
+    stager.requests.is_gone = True
+    writer = threading.Timer(2.0, results.write_bytes, [b"all of it"])
+    writer.start()
+    stager._end()
+    assert (nodes.storage / "results.data").read_bytes() == b"all of it"
+
+
+def test_without_its_agent_a_stager_does_not_wait_for_workers_that_are_gone(nodes, monkeypatch):
+    nodes.lease = 60.0
+    stager = nodes.lead()
+    (nodes.stages[0] / "log.txt").write_text("a log")
+    stager.requests.is_gone = True
+    error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+    for peer in stager.nodes.peers.values():
+        without_an_answer(peer, monkeypatch, error)
+    began = time.monotonic()
+    stager._end()
+    assert time.monotonic() < began + 20
+    assert os.listdir(nodes.storage) == ["log.txt"]
 
 
 def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch):

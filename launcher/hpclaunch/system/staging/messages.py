@@ -39,6 +39,8 @@ class Lead(Message):
 
     term: int
     index: int  # of this agent
+    host: str  # of this agent
+    lease: float  # seconds for which workers of other nodes may run on without this agent
     peers: tuple[PeerPlace, ...]  # the others that live
 
 

@@ -108,8 +108,9 @@ class Stager:
         """Drain what a dead agent has left, and remove the staging directory."""
         if self.nodes.leads and os.path.isdir(self._launch.stage):
             time.sleep(GRACE)
+            self.nodes.await_workers()
             left = self.flush(0)
-            for path in left.missing:
+            for path in left.missing if self.nodes.leads else ():  # another stager has it
                 say_now(f"{path} could not be written, and is lost: {left.why}")
         rmtree(self._launch.own)
 
