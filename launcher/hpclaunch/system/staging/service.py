@@ -259,8 +259,11 @@ def _nodes(launch: Launch, requests: Requests) -> OneNode:
 def main(fd: str, _blocked: str, settings: str) -> None:
     channel = AgentChannel(fd)
     os.nice(NICE)  # it works while the workers compute
-    with contextlib.suppress(FileNotFoundError):  # the agent has gone, and another has swept
-        launch = Launch(**json.loads(settings))
-        Stager(channel, launch).run()
-        if launch.has_several_nodes:
-            os._exit(0)  # a thread may still copy for another node, onto storage that stalls
+    launch = Launch(**json.loads(settings))
+    try:
+        stager = Stager(channel, launch)
+    except FileNotFoundError:  # the agent has gone, and another launch has removed the directory
+        return
+    stager.run()
+    if launch.has_several_nodes:
+        os._exit(0)  # a thread may still copy for another node, onto storage that stalls
