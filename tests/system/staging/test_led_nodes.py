@@ -1,5 +1,6 @@
 """A stager that leads several nodes: what it drains, keeps, restores and deletes."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -9,6 +10,7 @@ import warnings
 from concurrent.futures import Future
 
 import pytest
+from kill_points import KilledError
 from led_nodes import Copying, LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import deepspeed, picture, write
@@ -202,18 +204,19 @@ def test_everything_of_all_nodes_is_flushed(nodes):
     assert picture(nodes.storage)["results.bin"] == picture(nodes.stages[2])["results.bin"]
 
 
-def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monkeypatch):
+@pytest.mark.parametrize("meanwhile", ["copy", "share"])
+def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monkeypatch, meanwhile):
     stager = nodes.lead()
     write(nodes.stages[0] / "snapshot.pt", 1)
     (nodes.stages[0] / "latest").write_text("1")
-    copied = OneNode.copy
+    done = getattr(OneNode, meanwhile)
 
-    def copy(self, items, *more, **options):
-        copied(self, items, *more, **options)
+    def late(self, *words, **options):
+        done(self, *words, **options)
         write(nodes.storage / "snapshot.pt", 2)
         (nodes.storage / "latest").write_text("2")
 
-    monkeypatch.setattr(stager.nodes, "copy", copy.__get__(stager.nodes))
+    monkeypatch.setattr(stager.nodes, meanwhile, late.__get__(stager.nodes))
     stager.work()
     stager.work()  # too early to try it again
     newer = picture(nodes.storage)
@@ -221,6 +224,37 @@ def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monke
     assert (nodes.storage / "latest").read_text() == "2"
     assert newer["snapshot.pt"] != picture(nodes.stages[0])["snapshot.pt"]
     assert stager.flush(1).why == NEWER
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_next_leader_knows_what_the_last_one_has_put_on_storage(nodes, monkeypatch, fails):
+    """Else it would keep that as a checkpoint of an earlier launch."""
+    stager = nodes.lead(0)
+    if fails:  # the first time, a node does not get the record
+        peer, note = stager.nodes.peers[1], stager.nodes.peers[1].note
+
+        def lost(_):
+            monkeypatch.setattr(peer, "note", note)
+            call = Future()
+            call.set_exception(ConnectionResetError(errno.ECONNRESET, "connection lost", "n1"))
+            return call
+
+        monkeypatch.setattr(peer, "note", lost)
+    else:
+
+        def die(*_):
+            raise KilledError
+
+        monkeypatch.setattr(stager.others, "drain", die)
+    write(nodes.stages[1] / "snapshot.pt", 1)
+    with contextlib.nullcontext() if fails else pytest.raises(KilledError):
+        nodes.work(stager)
+    nodes.lose(0)
+    stager = nodes.lead(1)
+    nodes.restore(stager)
+    write(nodes.stages[1] / "snapshot.pt", 2)
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[1])
 
 
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):

@@ -180,14 +180,16 @@ class Draining:
             if not is_there:
                 self._copy_held(contents, drafted)
             self._refuse_older(contents)
-            beside = [each for each in beside if not self._has_newer(each)]
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
                 make_parents(name, self._launch.root, self._storage)
             self._record.add(contents)  # before, so that the next stager knows it in any case
-            others = [*contents.items, *beside] if contents.key == HERE else beside
-            self._record.add_others({each.name for each in others})
+            inside = contents.items if contents.key == HERE else ()
+            self._record.add_others({each.name for each in (*inside, *beside)})
+            self._nodes.share()
+            self._refuse_older(contents)  # another stager may lead by now
+            beside = [each for each in beside if not self._has_newer(each)]
             publish(
                 contents,
                 beside,
@@ -196,7 +198,7 @@ class Draining:
                 self._launch.name,
                 is_there=is_there,
             )
-        self._others.note_copied(beside if is_there else others)
+        self._others.note_copied(beside if is_there else [*inside, *beside])
         return not is_there
 
     def _copy_held(self, contents: Contents, drafted: str) -> None:

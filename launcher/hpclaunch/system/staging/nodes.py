@@ -392,7 +392,8 @@ class Nodes(OneNode):
     def share(self) -> None:
         if (record := self.launch.record.text) != self._noted:
             self._noted = record
-            self.wait({node: peer.note(record) for node, peer in self.peers.items()})
+            if self.wait({node: peer.note(record) for node, peer in self.peers.items()}):
+                self._noted = ""  # one may not have it
 
 
 def _state(manifest: Manifest) -> set[tuple[str, tuple[int, int]]]:
