@@ -257,6 +257,16 @@ def test_the_next_leader_knows_what_the_last_one_has_put_on_storage(nodes, monke
     assert picture(nodes.storage) == picture(nodes.stages[1])
 
 
+def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
+    """Not even to its own node, which does not know the term."""
+    stager, orders = nodes.lead(), []
+    stager.work()
+    monkeypatch.setattr(stager.nodes._caring, "look", orders.append)
+    stager.nodes._follow()
+    stager.work()
+    assert orders == []
+
+
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
     stager = nodes.lead()
     write(nodes.stages[1] / "snapshot.pt", 2)

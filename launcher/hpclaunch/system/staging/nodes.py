@@ -121,13 +121,13 @@ class Nodes(OneNode):
     # What they have
 
     def refresh(self) -> None:
+        self._is_current = False
         if self._view is None:
             return
         if self._mesh is not None and self._mesh.term > self.term:
             self._follow()
         if not self._leads:
             raise GivenUpError("another stager leads")
-        self._is_current = False
         self._caring.note_ended()
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
