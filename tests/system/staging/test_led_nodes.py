@@ -525,6 +525,25 @@ def test_a_restore_that_a_node_does_not_record_is_begun_again(nodes, monkeypatch
         assert sorted(picture(nodes.storage)) == ["step-1.pt", "step-2.pt"]
 
 
+def test_a_node_that_does_not_answer_keeps_no_memory_from_the_leading_one(nodes, monkeypatch):
+    """The view has links to the leading node's own files."""
+    stager = nodes.lead(0)
+    deleted, replaced = (nodes.stages[0] / name for name in ("step-1.pt", "snapshot.pt"))
+    for path in (deleted, replaced):
+        write(path, 1)
+    nodes.work(stager)
+    with replaced.open("rb") as before:
+        deleted.unlink()
+        write(replaced, 2)
+        error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+        without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=1)
+        stager.looking.look()
+        assert not os.path.exists(os.path.join(stager.nodes.launch.root, deleted.name))
+        assert os.fstat(before.fileno()).st_nlink == 0
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[0])
+
+
 def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, monkeypatch):
     stager = nodes.lead(0)
     nodes.restore(stager)

@@ -129,6 +129,7 @@ class Nodes(OneNode):
         if not self._leads:
             raise GivenUpError("another stager leads")
         self._caring.note_ended()
+        self._view.free(self.index)
         calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         for node, why in failed.items():

@@ -78,6 +78,19 @@ class View:
         last = max(found.time for found in inventories.values())
         os.utime(self.root, ns=(last, last))
 
+    def free(self, own: int) -> None:
+        """Remove the links to files that the script has deleted or replaced on this node, since
+        they keep its memory.
+        """
+        for name, (node, entry) in list(self._shown.items()):
+            if node == own and entry.is_file and not self._is_staged(entry):
+                self._remove(name)
+
+    def _is_staged(self, entry: Entry) -> bool:
+        with contextlib.suppress(OSError):
+            return os.lstat(os.path.join(self._stage, entry.name)).st_ino == entry.inode
+        return False
+
     def shown(self, each: Item) -> Shown:
         """Return what an item of the view stands for. Raises FileNotFoundError if it is gone."""
         try:
