@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from kill_points import Channel
+from kill_points import Channel, close
 
 from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.copying import THREADS, GivenUpError
@@ -59,6 +59,9 @@ class Peer(LocalNode):
 
         self._pool.submit(run)
         return call
+
+    def read(self, *of: Any) -> Any:
+        return self._node.read(*of)
 
     def note(self, record: str) -> Future[None]:
         return self._pool.submit(self._node.note, record)
@@ -115,7 +118,7 @@ class LedNodes:
 
     def close(self) -> None:
         for stager, channel in self._stagers:
-            stager.close()
+            close(stager)
             channel.close()
 
     def sent(self, kind: type[Any]) -> list[Any]:

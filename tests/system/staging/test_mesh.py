@@ -129,7 +129,7 @@ def test_an_inventory_is_the_same_on_the_leader(leader, follower, start, tmp_pat
     (peer,) = lead(leader, follower.port)
     node = StageNode(str(tmp_path / "follower" / "ckpt"), "")
     found = [StagedFile(e.name, e.size, e.time) for e in files(node.inventory())]
-    kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",), 7)
+    kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",))
     peer.keep(kept).result(LONG)
     peer.lend(files(node.inventory())).result(LONG)
     peer.settle(Settled(2, frozenset({0, 1}), "some")).result(LONG)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
@@ -23,7 +23,6 @@ from .copying import (
     is_unchanged,
     make_parents,
 )
-from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
 from .one_node import OneNode
@@ -53,7 +52,6 @@ class Draining:
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
         self._nodes, self._others, self._answer = nodes, others, answer
-        self._deletion = Deletion(launch, nodes)
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.newest = 0  # the time of the newest one that was drained
@@ -115,6 +113,11 @@ class Draining:
         self._drained[contents.key] = contents.identity
         self.newest = max(self.newest, contents.time)
 
+    def forget(self, keys: Iterable[str]) -> None:
+        """Note that these checkpoints were deleted on storage."""
+        for key in keys:
+            self._drained.pop(key, None)
+
     def absent(self, found: Sequence[ExaminedCheckpoint]) -> set[str]:
         keys = {os.path.relpath(f.candidate.path, self._launch.root) for f in found}
         return keys - self._drained.keys()
@@ -143,7 +146,6 @@ class Draining:
             rmtree(self._held)
         self.note_drained(contents)
         self._finishes = self._is_late = False
-        self._deletion.note_drained()
         if is_new:
             number = None if step is None else step.value
             seconds = time.monotonic() - began - self._paused
@@ -303,17 +305,6 @@ class Draining:
         if is_deleted and self._nodes.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
-
-    def rotate(self) -> None:
-        """Delete on storage what the script has deleted, if it is not needed any more."""
-        for key in self._deletion.rotate(self._requests.rounds):
-            self._drained.pop(key, None)
-            self._requests.send(messages.Deleted(self._launch.on_storage(key)))
-
-    def make_room(self, complete: Sequence[Contents]) -> None:
-        """Delete in memory what is on storage, if there is no room for the next checkpoint."""
-        with contextlib.suppress(OSError):
-            self._deletion.make_room(complete, self.is_on_storage)
 
     def check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
         """Check once for each new checkpoint that the next one will fit, if those that are on

@@ -54,7 +54,6 @@ class LocalNode:
     def __init__(self, node: StageNode, sources: Callable[[], Mapping[int, Source]]) -> None:
         self._node, self._sources = node, sources
         self._pool = ThreadPoolExecutor(AT_ONCE)
-        self.read = node.read
 
     def inventory(self) -> Future[Inventory]:
         return self._pool.submit(self._node.inventory)
