@@ -45,21 +45,25 @@ class Item(NamedTuple):
         """Return a key that changes when the file is written. Another hard link has the same."""
         return self.stat.st_ino, self.stat.st_size, self.stat.st_mtime_ns
 
-    def is_copy_of(self, other: Item) -> bool:
-        """Return whether size and time are the same."""
-        return self.identity[1:] == other.identity[1:]
-
 
 def item(root: str, name: str) -> Item:
     return Item(name, os.lstat(os.path.join(root, name)))
 
 
-def is_same(each: Item, root: str) -> bool:
-    """Return whether a file has not been written, replaced or deleted since."""
-    try:
+def is_unchanged(each: Item, root: str) -> bool:
+    """Return whether a directory has this file itself, not written, replaced or deleted since, or
+    another hard link to it.
+    """
+    with contextlib.suppress(OSError):
         return item(root, each.name).identity == each.identity
-    except OSError:
-        return False
+    return False
+
+
+def is_copied(each: Item, root: str) -> bool:
+    """Return whether a directory has a copy of this file: one with the same size and time."""
+    with contextlib.suppress(OSError):
+        return each.is_file and item(root, each.name).identity[1:] == each.identity[1:]
+    return False
 
 
 def target_of(root: str, name: str) -> str:
@@ -109,7 +113,20 @@ class Contents:
     @cached_property
     def identity(self) -> frozenset[tuple[object, ...]]:
         """Return a key that changes when the script writes one of the files."""
-        return frozenset((i.name, *i.identity) for i in self.items if i.name in self.essential)
+        return frozenset((each.name, *each.identity) for each in self._essential_items)
+
+    @property
+    def _essential_items(self) -> Iterator[Item]:
+        return (each for each in self.items if each.name in self.essential)
+
+    def is_unchanged(self, root: str) -> bool:
+        """Return whether a directory has its essential files, or other hard links to them."""
+        return all(is_unchanged(each, root) for each in self._essential_items)
+
+    def is_copied(self, root: str) -> bool:
+        """Return whether a directory has copies of its essential files."""
+        are_there = all(os.path.lexists(os.path.join(root, name)) for name in self.moved)
+        return are_there and all(is_copied(each, root) for each in self._essential_items)
 
 
 def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:

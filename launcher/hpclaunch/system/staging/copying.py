@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import TypeVar
 
-from .contents import Contents, Item, item
+from .contents import Item
 
 SPAN = 32 << 20  # bytes that a thread copies before the caller may pause
 PIECE = 4 << 20  # bytes that are in memory at once, for each thread
@@ -178,9 +178,3 @@ def hold(items: Iterable[Item], root: str, held: str) -> None:
             os.symlink(os.readlink(path), kept)
         elif each.is_file:
             os.link(path, kept, follow_symlinks=False)
-
-
-def is_unchanged(contents: Contents, held: str) -> bool:
-    """Return whether nothing was written since the list of contents was made. Raises OSError."""
-    found = (item(held, each.name) for each in contents.items if each.name in contents.essential)
-    return contents.identity == frozenset((each.name, *each.identity) for each in found)

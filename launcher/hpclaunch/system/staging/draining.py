@@ -13,21 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
-from .contents import HERE, Contents, Item, is_same, notes
+from .contents import HERE, Contents, Item, is_copied, is_unchanged, notes
 from .copying import (
     THREADS,
     Between,
     GivenUpError,
     RewrittenError,
     at_once,
-    is_unchanged,
     make_parents,
 )
 from .launch import Launch
 from .looking import Looking
 from .one_node import OneNode
 from .other_files import OtherFiles, keep
-from .publishing import draft, is_copied, later, publish, same, sweep
+from .publishing import draft, later, publish, sweep
 from .removal import rmtree
 from .requests import Requests
 
@@ -99,7 +98,7 @@ class Draining:
         is_drained = self._drained.get(contents.key) == contents.identity
         if is_drained and self._looking.has_ended:
             if self._launch.has_several_nodes:
-                return same(contents, self._storage)
+                return contents.is_copied(self._storage)
             return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
         return is_drained
 
@@ -163,7 +162,7 @@ class Draining:
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
         self.sweep_again()
-        is_there = same(contents, self._storage)
+        is_there = contents.is_copied(self._storage)
         with draft(self._storage, self._launch.name) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._launch.root, contents.key, candidates, self.absent(all_found))
@@ -174,7 +173,7 @@ class Draining:
             ]
             # Trackers are rewritten in place, so they are copied at once.
             self._nodes.copy(beside, self._launch.root, drafted, at_once)
-            beside = [each for each in beside if is_same(each, self._launch.root)]
+            beside = [each for each in beside if is_unchanged(each, self._launch.root)]
             if not is_there:
                 self._refuse_older(contents)
                 self._hold(contents)
@@ -215,7 +214,7 @@ class Draining:
                 essential=essential,
                 in_memory=is_rewritten,
             )
-            if not is_rewritten and not is_unchanged(contents, self._held):
+            if not is_rewritten and not contents.is_unchanged(self._held):
                 raise RewrittenError("it is being written again")
         except RewrittenError:
             self._is_rewritten = self._is_late = True

@@ -29,7 +29,7 @@ from .launch import Launch
 from .looking import PERIOD, Looking
 from .one_node import OneNode
 from .other_files import OtherFiles
-from .publishing import same, sweep
+from .publishing import sweep
 from .removal import rmtree
 from .requests import Requests
 from .restoring import Restoring
@@ -134,7 +134,7 @@ class Stager:
         if (restored := restoring.restored) is not None:
             record.add(restored)
             record.add_copied(restoring.beside)
-            if same(restored, self._launch.storage):  # else the script has saved a newer one
+            if restored.is_copied(self._launch.storage):  # else the script has saved a newer one
                 self.draining.note_drained(restored)
         if isinstance(reply, messages.Restored) and not request.avoid:
             self.others.restore()
