@@ -38,7 +38,7 @@ class Story:
         config = SimpleNamespace(arguments=("--dir", "ckpt"), job=job, trouble=trouble)
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
-        self.control = SimpleNamespace(leads=leads, index=0)
+        self.control = SimpleNamespace(leads=leads, index=0, job=job)
         stagers = Stagers(b"key", "identity", self.control)
         settings = Checkpoints("ckpt", (), "", "auto", str(base))
         self.adapter = Staging(context, settings, stagers)
@@ -104,7 +104,9 @@ def test_the_directory_has_the_same_path_on_all_nodes(tmp_path, monkeypatch):
 
 
 def test_before_each_round_the_leading_agent_restores(head):
-    assert head.requests("lead") == [("lead", 3, 0, PEERS)]
+    timing = head.control.job.timing
+    lease = timing.vote_lease + timing.election
+    assert head.requests("lead") == [("lead", 3, 0, "n0", lease, PEERS)]
     for number in (2, 3):
         assert head.search() == []
         assert head.requests("restore")[-1] == ("restore", number, (), (0, 1))

@@ -8,7 +8,7 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-from kill_points import Channel
+from kill_points import Channel, close
 
 from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.launch import Launch
@@ -28,6 +28,7 @@ class LedNodes:
         for stage in self.stages:
             stage.mkdir(parents=True)
         self.living = set(range(number))
+        self.lease = 0.0  # of the workers of other nodes, in seconds
         self._stage_nodes = [StageNode(str(s), str(self.storage)) for s in self.stages]
         self._peers = {
             index: LocalNode(node, lambda: {i: self._stage_nodes[i] for i in self.living})
@@ -50,7 +51,8 @@ class LedNodes:
     def _lead(self) -> None:
         peers = {i: p for i, p in self._peers.items() if i in self.living - {self.leader}}
         assert isinstance(self._led_by.nodes, Nodes)
-        self._led_by.nodes.lead(self.leader, peers, {i: f"n{i}" for i in peers})
+        hosts = {i: f"n{i}" for i in (*peers, self.leader)}
+        self._led_by.nodes.lead(self.leader, peers, hosts, lease=self.lease)
 
     def lose(self, *lost: int) -> None:
         """Lose nodes with all that is in their memory."""
@@ -67,7 +69,7 @@ class LedNodes:
 
     def close(self) -> None:
         for stager, channel in self._stagers:
-            stager.close()
+            close(stager)
             channel.close()
 
     def sent(self, kind: type[Any]) -> list[Any]:

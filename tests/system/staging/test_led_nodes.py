@@ -1,12 +1,15 @@
 """A stager that leads several nodes: what it drains, keeps, restores and deletes."""
 
+import contextlib
 import errno
 import os
 import shutil
+import threading
 import time
 import warnings
 
 import pytest
+from kill_points import KilledError
 from led_nodes import LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import deepspeed, picture, write
@@ -14,7 +17,7 @@ from saving_scripts import deepspeed, picture, write
 from hpclaunch.system.staging import copying, looking, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
 from hpclaunch.system.staging.one_node import OneNode
-from hpclaunch.system.staging.orders import Call, Copy, Look
+from hpclaunch.system.staging.orders import Call, Copy, Look, Note
 
 NEWER = "storage has a newer one"
 
@@ -52,13 +55,13 @@ def clear(storage):
     storage.mkdir()
 
 
-def without_an_answer(peer, monkeypatch, error, times=-1):
-    """Have a node not answer for some times; -1: never."""
+def without_an_answer(peer, monkeypatch, error, times=-1, order=Look):
+    """Have a node not answer an order for some times; -1: never."""
     ask, left = peer.ask, [times]
 
-    def silent(order):
-        if not isinstance(order, Look) or left[0] == 0:
-            return ask(order)
+    def silent(given):
+        if not isinstance(given, order) or left[0] == 0:
+            return ask(given)
         left[0] -= 1
         call = Call()
         call.set_exception(error)
@@ -201,18 +204,19 @@ def test_everything_of_all_nodes_is_flushed(nodes):
     assert picture(nodes.storage)["results.bin"] == picture(nodes.stages[2])["results.bin"]
 
 
-def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monkeypatch):
+@pytest.mark.parametrize("meanwhile", ["copy", "share"])
+def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monkeypatch, meanwhile):
     stager = nodes.lead()
     write(nodes.stages[0] / "snapshot.pt", 1)
     (nodes.stages[0] / "latest").write_text("1")
-    copied = OneNode.copy
+    done = getattr(OneNode, meanwhile)
 
-    def copy(self, items, *more, **options):
-        copied(self, items, *more, **options)
+    def late(self, *words, **options):
+        done(self, *words, **options)
         write(nodes.storage / "snapshot.pt", 2)
         (nodes.storage / "latest").write_text("2")
 
-    monkeypatch.setattr(stager.nodes, "copy", copy.__get__(stager.nodes))
+    monkeypatch.setattr(stager.nodes, meanwhile, late.__get__(stager.nodes))
     stager.work()
     stager.work()  # too early to try it again
     newer = picture(nodes.storage)
@@ -220,6 +224,40 @@ def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monke
     assert (nodes.storage / "latest").read_text() == "2"
     assert newer["snapshot.pt"] != picture(nodes.stages[0])["snapshot.pt"]
     assert stager.flush(1).why == NEWER
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_next_leader_knows_what_the_last_one_has_put_on_storage(nodes, monkeypatch, fails):
+    """Else it would keep that as a checkpoint of an earlier launch."""
+    stager = nodes.lead(0)
+    if fails:  # the first time, a node does not get the record
+        error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+        without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=1, order=Note)
+    else:
+
+        def die(*_):
+            raise KilledError
+
+        monkeypatch.setattr(stager.others, "drain", die)
+    write(nodes.stages[1] / "snapshot.pt", 1)
+    with contextlib.nullcontext() if fails else pytest.raises(KilledError):
+        nodes.work(stager)
+    nodes.lose(0)
+    stager = nodes.lead(1)
+    nodes.restore(stager)
+    write(nodes.stages[1] / "snapshot.pt", 2)
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[1])
+
+
+def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
+    """Not even to its own node, which does not know the term."""
+    stager, orders = nodes.lead(), []
+    stager.work()
+    monkeypatch.setattr(stager.nodes._caring, "look", orders.append)
+    stager.nodes._follow()
+    stager.work()
+    assert orders == []
 
 
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
@@ -480,6 +518,25 @@ def test_a_restore_that_a_node_does_not_record_is_begun_again(nodes, monkeypatch
         assert sorted(picture(nodes.storage)) == ["step-1.pt", "step-2.pt"]
 
 
+def test_a_node_that_does_not_answer_keeps_no_memory_from_the_leading_one(nodes, monkeypatch):
+    """The view has links to the leading node's own files."""
+    stager = nodes.lead(0)
+    deleted, replaced = (nodes.stages[0] / name for name in ("step-1.pt", "snapshot.pt"))
+    for path in (deleted, replaced):
+        write(path, 1)
+    nodes.work(stager)
+    with replaced.open("rb") as before:
+        deleted.unlink()
+        write(replaced, 2)
+        error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+        without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=1)
+        stager.looking.look()
+        assert not os.path.exists(os.path.join(stager.nodes.launch.root, deleted.name))
+        assert os.fstat(before.fileno()).st_nlink == 0
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[0])
+
+
 def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, monkeypatch):
     stager = nodes.lead(0)
     nodes.restore(stager)
@@ -487,7 +544,7 @@ def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, mo
     limit_room(monkeypatch, nodes.stages[0], 1_000_000)
     nodes.work(stager)
     (no_room,) = nodes.sent(messages.NoRoom)
-    assert no_room.host == os.uname().nodename
+    assert no_room.host == "n0"
 
 
 # Deletion
@@ -506,7 +563,6 @@ def test_what_the_first_rank_deletes_is_deleted_everywhere(nodes, tmp_path):
     nodes.work(stager)
     assert picture(nodes.storage) == expected
     assert [os.listdir(stage) for stage in nodes.stages] == [["step-2"]] * 3
-    assert [m.path for m in nodes.sent(messages.Deleted)] == [str(nodes.storage / "step-1")]
 
 
 def test_a_lost_node_has_deleted_nothing(nodes):
@@ -520,7 +576,6 @@ def test_a_lost_node_has_deleted_nothing(nodes):
     nodes.work(stager)
     assert stager.flush(1).missing == ()
     assert sorted(os.listdir(nodes.storage)) == ["step-1.pt", "step-2.pt", "step-3.pt"]
-    assert not nodes.sent(messages.Deleted)
 
 
 @pytest.mark.parametrize("end", ["restore", "flush"])
@@ -602,7 +657,6 @@ def test_nodes_that_keep_everything_make_room(nodes, monkeypatch):
         nodes.work(stager)
     assert sorted(os.listdir(nodes.storage)) == [f"step-{step}.pt" for step in range(1, 9)]
     assert len(os.listdir(nodes.stages[0])) <= 3
-    assert not nodes.sent(messages.Deleted)
 
 
 def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monkeypatch):
@@ -855,6 +909,47 @@ def test_without_its_agent_a_stager_flushes_nothing_once_another_one_leads(nodes
     assert (flushed.missing, flushed.why) == ((str(nodes.storage),), "another stager leads")
     assert os.listdir(nodes.storage) == []
     assert time.monotonic() < began + 20
+
+
+def test_without_its_agent_a_stager_ends_silently_once_another_one_leads(nodes, monkeypatch, capfd):
+    """The other one has all that is in memory."""
+    nodes.lease = 60.0
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    stager.requests.is_gone = True
+    error = ConnectionRefusedError(errno.ECONNREFUSED, "another stager leads")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    stager._end()
+    assert capfd.readouterr().err == ""
+    assert os.listdir(nodes.storage) == []
+    assert not nodes.stages[0].parent.exists()
+
+
+def test_without_its_agent_a_stager_waits_for_the_workers_of_other_nodes(nodes):
+    """They save until their lease is over."""
+    nodes.lease = 3.0
+    stager = nodes.lead()
+    results = nodes.stages[1] / "results.data"
+    results.write_bytes(b"half")
+    stager.requests.is_gone = True
+    writer = threading.Timer(2.0, results.write_bytes, [b"all of it"])
+    writer.start()
+    stager._end()
+    assert (nodes.storage / "results.data").read_bytes() == b"all of it"
+
+
+def test_without_its_agent_a_stager_does_not_wait_for_workers_that_are_gone(nodes, monkeypatch):
+    nodes.lease = 60.0
+    stager = nodes.lead()
+    (nodes.stages[0] / "log.txt").write_text("a log")
+    stager.requests.is_gone = True
+    error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+    for peer in stager.nodes.peers.values():
+        without_an_answer(peer, monkeypatch, error)
+    began = time.monotonic()
+    stager._end()
+    assert time.monotonic() < began + 20
+    assert os.listdir(nodes.storage) == ["log.txt"]
 
 
 def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch):

@@ -56,7 +56,7 @@ class Stagers:
             for i in sorted(self.living - {leader})
         )
         client = self.clients[leader]
-        client.lead(self.term, leader, peers)
+        client.lead(self.term, leader, f"n{leader}", 0.0, peers)
         client.hurry(on=True)
         return client
 

@@ -128,7 +128,7 @@ def test_an_inventory_is_the_same_on_the_leader(leader, follower, start, tmp_pat
     (peer,) = lead(leader, follower.port)
     node = StageNode(str(tmp_path / "follower" / "ckpt"), "")
     found = files(node.inventory())
-    kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",), 7)
+    kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",))
     peer.ask(Keep(kept)).result(LONG)
     peer.ask(Lend(tuple(files(node.inventory())))).result(LONG)
     peer.ask(Settle(Settled(2, frozenset({0, 1}), "some"))).result(LONG)

@@ -22,7 +22,6 @@ class Manifest:
     decisive: str  # the name of the file that is written last
     essential: frozenset[str]  # the names of the files without which it cannot be used
     moved: tuple[str, ...] = ()  # the paths that appear on storage at once
-    step: int | None = None
 
     @property
     def needed(self) -> list[StagedFile]:
@@ -43,7 +42,6 @@ def manifest(
     decisive: str,
     essential: frozenset[str],
     moved: tuple[str, ...] = (),
-    step: int | None = None,
 ) -> Manifest:
     """Return the manifest of a complete checkpoint. Its generation is another one as soon as the
     script writes one of the essential files.
@@ -52,7 +50,7 @@ def manifest(
     state = sorted((f.name, f.size, f.time) for f in files if f.name in essential)
     time = next(f.time for f in files if f.name == decisive)
     generation = f"{time:020}-{checksum(repr((key, state))):08x}"
-    return Manifest(generation, key, files, decisive, essential, moved, step)
+    return Manifest(generation, key, files, decisive, essential, moved)
 
 
 @value(frozen=True)

@@ -159,6 +159,4 @@ class Caring:
             and (each.is_link or names_any(os.path.join(root, each.name), [candidate]))
         )
         files = [self._nodes.staged(each) for each in items]
-        step = None if candidate.step is None else candidate.step.value
-        essential, moved = contents.essential, contents.moved
-        return manifest(contents.key, files, contents.decisive, essential, moved, step)
+        return manifest(contents.key, files, contents.decisive, contents.essential, contents.moved)

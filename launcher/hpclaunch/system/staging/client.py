@@ -61,8 +61,10 @@ class StagingClient(Helper):
     def introduce(self, key: str) -> None:
         self.send(Secret(key))
 
-    def lead(self, term: int, index: int, peers: tuple[PeerPlace, ...]) -> None:
-        self.send(Lead(term, index, peers))
+    def lead(
+        self, term: int, index: int, host: str, lease: float, peers: tuple[PeerPlace, ...]
+    ) -> None:
+        self.send(Lead(term, index, host, lease, peers))
 
     def follow(self) -> None:
         self.send(Follow())

@@ -41,12 +41,20 @@ def _relative_target(root: str, name: str) -> str:
     return target
 
 
-def is_same(each: StagedFile, root: str) -> bool:
-    """Return whether a file has not been written, replaced or deleted since."""
-    try:
+def is_unchanged(each: StagedFile, root: str) -> bool:
+    """Return whether a directory has this file itself, not written, replaced or deleted since, or
+    another hard link to it.
+    """
+    with contextlib.suppress(OSError):
         return file_at(root, each.name).version == each.version
-    except OSError:
-        return False
+    return False
+
+
+def is_copied(each: StagedFile, root: str) -> bool:
+    """Return whether a directory has a copy of this file: one with the same size and time."""
+    with contextlib.suppress(OSError):
+        return each.is_file and file_at(root, each.name).identity == each.identity
+    return False
 
 
 def target_of(root: str, name: str) -> str:
@@ -96,7 +104,20 @@ class Contents:
     @cached_property
     def identity(self) -> frozenset[tuple[object, ...]]:
         """Return a key that changes when the script writes one of the files."""
-        return frozenset((i.name, *i.version) for i in self.items if i.name in self.essential)
+        return frozenset((each.name, *each.version) for each in self._essential_items)
+
+    @property
+    def _essential_items(self) -> Iterator[StagedFile]:
+        return (each for each in self.items if each.name in self.essential)
+
+    def is_unchanged(self, root: str) -> bool:
+        """Return whether a directory has its essential files, or other hard links to them."""
+        return all(is_unchanged(each, root) for each in self._essential_items)
+
+    def is_copied(self, root: str) -> bool:
+        """Return whether a directory has copies of its essential files."""
+        are_there = all(os.path.lexists(os.path.join(root, name)) for name in self.moved)
+        return are_there and all(is_copied(each, root) for each in self._essential_items)
 
 
 def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:

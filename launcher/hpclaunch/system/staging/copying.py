@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from hpclaunch.core.staging.files import StagedFile
 
-from .contents import Contents, file_at
-
 SPAN = 32 << 20  # bytes that a thread copies before the caller may pause
 PIECE = 4 << 20  # bytes that are in memory at once, for each thread
 TICK = 0.1  # seconds between two calls of `meanwhile`
@@ -170,9 +168,3 @@ def hold(items: Iterable[StagedFile], root: str, held: str) -> None:
             os.symlink(each.target, kept)
         elif each.is_file:
             os.link(path, kept, follow_symlinks=False)
-
-
-def is_unchanged(contents: Contents, held: str) -> bool:
-    """Return whether nothing was written since the list of contents was made. Raises OSError."""
-    found = (file_at(held, i.name) for i in contents.items if i.name in contents.essential)
-    return contents.identity == frozenset((each.name, *each.version) for each in found)

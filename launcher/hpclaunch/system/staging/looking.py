@@ -95,9 +95,7 @@ class Looking:
         seen, path = self._launch.seen, found.candidate.path
         facts = seen.facts(self._requests.rounds)
         again = look_at(seen.where, path, facts, seen.memory, opens=seen.opens)
-        is_complete = again is not None and (again.lacks is None or self.has_ended)
-        if again is None or not is_complete or self._identity(again) != contents.identity:
+        if again is None or (again.lacks is not None and not self.has_ended):
             raise GivenUpError("it is being written again")
-
-    def _identity(self, found: ExaminedCheckpoint) -> object:
-        return contents_of(self._launch.root, found).identity
+        if contents_of(self._launch.root, again).identity != contents.identity:
+            raise GivenUpError("it is being written again")

@@ -39,6 +39,8 @@ class Lead(Message):
 
     term: int
     index: int  # of this agent
+    host: str  # of this agent
+    lease: float  # seconds for which workers of other nodes may run on without this agent
     peers: tuple[PeerPlace, ...]  # the others that live
 
 
@@ -157,14 +159,6 @@ class DrainFailed(Message):
     why: str
 
 
-class Deleted(Message):
-    """A checkpoint was deleted on storage, since the script has deleted it and storage has a newer
-    complete one.
-    """
-
-    path: str
-
-
 class Flushed(Message):
     """Everything has reached storage, except what is `missing`.
 
@@ -181,16 +175,7 @@ class Flushed(Message):
 
 Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Hurry | Flush
 Reply: TypeAlias = (
-    Listening
-    | Restored
-    | Searched
-    | Refused
-    | NoRoom
-    | Draining
-    | Drained
-    | DrainFailed
-    | Deleted
-    | Flushed
+    Listening | Restored | Searched | Refused | NoRoom | Draining | Drained | DrainFailed | Flushed
 )
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

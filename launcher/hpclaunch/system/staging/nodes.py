@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0  # seconds until a node that does not answer is lost for a restore, too
 TICK = 0.1  # seconds between two looks at the copies of other nodes
+PERIOD = 1.0  # seconds between two looks at the nodes that a dead agent has left
 T = TypeVar("T")
 NOTHING: Mapping[int, Collection[int]] = {}
 Failures = dict[int, OSError | GivenUpError]  # by node
@@ -52,6 +53,7 @@ class Nodes(OneNode):
         self._is_current = False  # the last refresh has succeeded
         self.index = 0
         self.hosts: dict[int, str] = {}
+        self._lease = 0.0  # of the workers of other nodes: see Lead
         self.peers: Mapping[int, Node] = {}  # without itself
         self.holdings: list[Holding] = []
         self.inventories: dict[int, Inventory] = {}
@@ -78,23 +80,28 @@ class Nodes(OneNode):
 
                 self._mesh = Mesh(bytes.fromhex(key), self.own)
                 self._requests.send(Listening(self._mesh.port))
-            case Lead(term=term, index=index, peers=peers) if self._mesh is not None:
-                self._mesh.lead(term, index, peers)
-                hosts = {each.index: each.host for each in peers}
-                self.lead(index, self._mesh.peers, hosts, term)
+            case Lead(index=index) if self._mesh is not None:
+                self._mesh.lead(request.term, index, request.peers)
+                hosts = {each.index: each.host for each in request.peers} | {index: request.host}
+                self.lead(index, self._mesh.peers, hosts, request.term, request.lease)
             case Follow() if self._mesh is not None:
                 self._mesh.follow()
                 self._follow()
 
     def lead(
-        self, index: int, peers: Mapping[int, Node], hosts: Mapping[int, str], term: int = 0
+        self,
+        index: int,
+        peers: Mapping[int, Node],
+        hosts: dict[int, str],
+        term: int = 0,
+        lease: float = 0.0,
     ) -> None:
-        """Lead these nodes; `index` is that of this one. `hosts` has those of the others."""
+        """Lead these nodes. `index` is that of this one, which is not among the `peers`."""
         if not self._leads:
             self.launch.record.load()  # as the last leader has left it
             self._caring = Caring(self)
         self._leads, self.index, self.peers, self.term = True, index, dict(peers), term
-        self.hosts, self._noted = {**hosts, index: os.uname().nodename}, ""
+        self.hosts, self._lease, self._noted = hosts, lease, ""
         if self._view is None:
             self._view = View(self.launch.stage)
             self.launch.look_into(self._view.root)
@@ -114,19 +121,23 @@ class Nodes(OneNode):
     # What they have
 
     def refresh(self) -> None:
+        self._is_current = False
         if self._view is None:
             return
         if self._mesh is not None and self._mesh.term > self.term:
             self._follow()
+        if not self._leads:
             raise GivenUpError("another stager leads")
-        self._is_current = False
         self._caring.note_ended()
+        self._view.free(self.index)
         calls = {n: self[n].ask(Look()) for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         for node, why in failed.items():
             # The agent would say which nodes are lost. Without it, those whose stagers have ended.
             has_ended = self._requests.is_gone and isinstance(why, ConnectionResetError)
             if node in self and not has_ended:
+                if self._requests.is_gone and isinstance(why, ConnectionRefusedError):
+                    self._follow()  # no agent is there to make this stager lead again
                 raise why  # another one may lead by now, and have drained something newer
         self.inventories = {n: c.result() for n, c in calls.items() if n not in failed}
         self.holdings = [
@@ -151,12 +162,19 @@ class Nodes(OneNode):
             try:
                 self.refresh()
                 return
-            except (OSError, GivenUpError) as e:
-                # Another stager leads, and the agent that could have this one lead again is gone.
-                is_over = self._requests.is_gone and isinstance(e, ConnectionRefusedError)
-                if is_over or time.monotonic() >= until or not self._leads:
+            except (OSError, GivenUpError):
+                if time.monotonic() >= until or not self._leads:
                     raise
                 self._pause()
+
+    def await_workers(self) -> None:
+        until = time.monotonic() + self._lease
+        while self._leads and time.monotonic() < until:
+            with contextlib.suppress(OSError, GivenUpError):
+                self.refresh()
+                if len(self.inventories) == 1:  # the others have ended with their agents
+                    return
+            time.sleep(PERIOD)
 
     def wait(
         self, calls: Mapping[int, Call[T]], needed: Mapping[int, Collection[int]] = NOTHING
@@ -382,7 +400,8 @@ class Nodes(OneNode):
     def share(self) -> None:
         if (record := self.launch.record.text) != self._noted:
             self._noted = record
-            self.wait({node: peer.ask(Note(record)) for node, peer in self.peers.items()})
+            if self.wait({node: peer.ask(Note(record)) for node, peer in self.peers.items()}):
+                self._noted = ""  # one may not have it
 
 
 def _state(manifest: Manifest) -> set[tuple[str, tuple[int, int]]]:

@@ -41,6 +41,9 @@ class OneNode:
     def refresh_soon(self) -> None:
         """Refresh once all nodes answer."""
 
+    def await_workers(self) -> None:
+        """Wait until no worker of another node runs, or another stager leads."""
+
     def care(self) -> None:
         """Give the orders that follow from what `whole` has returned last."""
 

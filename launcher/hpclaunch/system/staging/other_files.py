@@ -19,11 +19,11 @@ from hpclaunch.system.checkpoints.formats.safetensors import SUFFIX
 from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 
-from .contents import HERE, NOTE, file_at, is_draft, names_any, target_of, tree
+from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, target_of, tree
 from .copying import Between, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
 from .one_node import OneNode
-from .publishing import draft, draft_beside, is_copied, later, place
+from .publishing import draft, draft_beside, later, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
 

@@ -145,7 +145,7 @@ def _settle(newest: str, root: str, decisive: str, launch: str) -> None:
             path, final = os.path.join(newest, each.name), os.path.join(root, each.name)
             if each.is_folder:
                 os.makedirs(final, exist_ok=True)
-            elif not _is_same(path, final):  # else a stager that was killed has linked it
+            elif not _are_links(path, final):  # else a stager that was killed has linked it
                 new = os.path.join(drafted, each.name)
                 os.makedirs(os.path.dirname(new), exist_ok=True)
                 _link_or_copy(path, new)
@@ -153,7 +153,7 @@ def _settle(newest: str, root: str, decisive: str, launch: str) -> None:
     remove(newest, root, launch)
 
 
-def _is_same(path: str, other: str) -> bool:
+def _are_links(path: str, other: str) -> bool:
     """Return whether both are hard links to one file. Renaming one to the other does nothing."""
     try:
         return os.path.samestat(os.lstat(path), os.lstat(other))
@@ -220,18 +220,3 @@ def later(each: StagedFile, root: str) -> StagedFile | None:
         there = file_at(root, each.name)
         return there if there.time > each.time else None
     return None
-
-
-def is_copied(each: StagedFile, root: str) -> bool:
-    """Return whether a directory has this file already, with the same size and time."""
-    try:
-        return each.is_file and file_at(root, each.name).identity == each.identity
-    except OSError:
-        return False
-
-
-def same(contents: Contents, root: str) -> bool:
-    """Return whether a directory has the files of a checkpoint already."""
-    essential = (each for each in contents.items if each.name in contents.essential)
-    are_there = all(os.path.lexists(os.path.join(root, name)) for name in contents.moved)
-    return are_there and all(is_copied(each, root) for each in essential)

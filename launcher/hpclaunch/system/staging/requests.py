@@ -65,10 +65,6 @@ class Requests:
             with contextlib.suppress(OSError):  # it has many reasons to wake up, or is closed
                 waking.send(b"1")
 
-    def close(self) -> None:
-        for each in self._waking:
-            each.close()
-
     def take(self, request: messages.Request) -> None:
         match request:
             case messages.Rounds(rounds=rounds):

@@ -14,10 +14,10 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
 from .contents import HERE, Contents, contents_of, file_at, names_any, notes
-from .copying import at_once, copy, is_unchanged
+from .copying import at_once, copy
 from .launch import Launch
 from .messages import Refused, Restore, Restored
-from .publishing import draft_beside, later, place, same
+from .publishing import draft_beside, later, place
 from .removal import rmtree
 from .room import room
 
@@ -82,7 +82,7 @@ class Restoring:
         """
         contents = contents_of(self._storage, found)
         if self._launch.has_several_nodes:
-            return same(contents, self._stage)
+            return contents.is_copied(self._stage)
         are_there = all(os.path.lexists(os.path.join(self._stage, n)) for n in contents.moved)
         staged = self._staged(found.candidate.path) if are_there else None
         return staged is not None and staged.lacks is None
@@ -110,7 +110,7 @@ class Restoring:
         items = [*(() if is_here else contents.items), *beside]
         with draft_beside(self._launch.stage) as drafted:
             copy(items, self._storage, drafted, at_once)
-            if not is_unchanged(contents, self._storage):
+            if not contents.is_unchanged(self._storage):
                 raise OSError(errno.ESTALE, "it is being written")
             names = () if is_here else contents.moved
             if contents.key == HERE:

@@ -72,6 +72,19 @@ class View:
         last = max(found.time for found in inventories.values())
         os.utime(self.root, ns=(last, last))
 
+    def free(self, own: int) -> None:
+        """Remove the links to files that the script has deleted or replaced on this node, since
+        they keep its memory.
+        """
+        for name, file in list(self._shown.items()):
+            if file.owner == own and file.is_file and not self._is_staged(file):
+                self._remove(name)
+
+    def _is_staged(self, file: StagedFile) -> bool:
+        with contextlib.suppress(OSError):
+            return os.lstat(os.path.join(self._stage, file.name)).st_ino == file.inode
+        return False
+
     def shown(self, name: str) -> StagedFile:
         """Return the file that one in the view stands for; FileNotFoundError if it is gone."""
         try:
