@@ -23,11 +23,13 @@ from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Settled, manifest
 from hpclaunch.system.shared import packing
 from hpclaunch.system.staging import mesh as mesh_module
+from hpclaunch.system.staging import mesh_messages, remote_node
 from hpclaunch.system.staging.copying import GivenUpError
+from hpclaunch.system.staging.fetching import PIECE, STREAMS
 from hpclaunch.system.staging.mesh import Mesh
-from hpclaunch.system.staging.mesh_messages import Read, Request
+from hpclaunch.system.staging.mesh_messages import LIMIT, Read, Request, packed
 from hpclaunch.system.staging.messages import PeerPlace
-from hpclaunch.system.staging.node import PIECE, StageNode
+from hpclaunch.system.staging.node import StageNode
 from hpclaunch.system.staging.orders import Copy, Delete, Drop, Fetch, Keep, Lend, Look, Settle
 from hpclaunch.system.staging.publishing import DRAFT, draft
 
@@ -193,7 +195,7 @@ def slow_copy(monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Have peers count as lost soon."""
-    monkeypatch.setattr(mesh_module, "SILENCE", 2.0)
+    monkeypatch.setattr(remote_node, "SILENCE", 2.0)
     monkeypatch.setattr(mesh_module, "SAY", 0.1)
 
 
@@ -382,7 +384,7 @@ def test_a_source_that_is_killed(leader, spawn, tmp_path):
 @pytest.mark.starts
 def test_a_source_that_is_stopped(leader, spawn, tmp_path, monkeypatch):
     """A node that is silent fails what waits for it, and serves again once it continues."""
-    monkeypatch.setattr(mesh_module, "SILENCE", SILENCE)
+    monkeypatch.setattr(remote_node, "SILENCE", SILENCE)
     large(tmp_path / "one" / "ckpt" / "model.pt", 8 * PIECE)
     (process, port), (_, other) = spawn("one"), spawn("two")
     one, two = lead(leader, port, other)
@@ -431,7 +433,7 @@ def test_without_the_key_nobody_gets_anything(leader, follower, start):
     with pytest.raises(ConnectionError):
         peer.ask(Look()).result(LONG)
     context = zmq.Context()
-    request = mesh_module._packed(Request(9, Look()))
+    request = packed(Request(9, Look()))
     with (
         context,
         context.socket(zmq.DEALER) as plain,
@@ -472,7 +474,7 @@ def test_a_node_that_is_no_stager_of_the_launch(leader, start):
 def test_messages_that_make_no_sense(leader, follower):
     """A peer of another version, say, gets no reply and does no harm."""
     (peer,) = lead(leader, follower.port)
-    connection = mesh_module._Connection(leader, peer.place)
+    connection = remote_node._Connection(leader, peer.place)
     deep = b'{"term":1,"what":{"type":"look","x":' + b"[" * 100_000
     for frames in ([b"junk"], [b""], [b"{}"], [b"a", b"b", b"c"], [b'"\\udc00"'], [deep]):
         connection._socket.send_multipart(frames)
@@ -523,7 +525,7 @@ def test_messages_that_are_too_large(leader, follower, tmp_path, monkeypatch):
         write(tmp_path / "follower", f"{number:0200}")
     (peer,) = lead(leader, follower.port)
     entries = peer.ask(Look()).result(LONG).entries
-    monkeypatch.setattr(mesh_module, "LIMIT", 9000)
+    monkeypatch.setattr(mesh_messages, "LIMIT", 9000)
     for call in (peer.ask(Look()), peer.ask(Delete(entries))):
         with pytest.raises(OSError, match="too many files") as failure:
             call.result(LONG)
@@ -534,8 +536,8 @@ def test_messages_that_are_too_large(leader, follower, tmp_path, monkeypatch):
 def test_a_message_that_a_stranger_to_the_limit_sends(leader, follower, monkeypatch):
     """The connection is closed before the message is in memory."""
     (peer,) = lead(leader, follower.port)
-    connection = mesh_module._Connection(leader, peer.place)
-    connection._socket.send(bytes(mesh_module.LIMIT + 1))
+    connection = remote_node._Connection(leader, peer.place)
+    connection._socket.send(bytes(LIMIT + 1))
     wait_for(connection.is_lost)
     connection.close()
     peer.ask(Look()).result(LONG)
@@ -587,7 +589,7 @@ def test_many_requests_at_once(leader, follower, tmp_path):
     (peer,) = lead(leader, follower.port)
     calls = [peer.ask(Look()) for _ in range(200)]
     assert {call.result(LONG).entries for call in calls} == {peer.ask(Look()).result(LONG).entries}
-    assert len(peer._idle) <= mesh_module.STREAMS
+    assert len(peer._idle) <= STREAMS
 
 
 def test_a_call_ends_when_its_stager_is_closed(slow_copy, copying, leader):

@@ -13,7 +13,8 @@ from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Settled, manifest
 from hpclaunch.system.staging import copying
 from hpclaunch.system.staging.copying import GivenUpError
-from hpclaunch.system.staging.node import END, PIECE, StageNode, fetch_ends
+from hpclaunch.system.staging.fetching import END, PIECE, fetch_ends
+from hpclaunch.system.staging.node import StageNode
 from hpclaunch.system.staging.publishing import DRAFT
 
 LARGE = 3 * PIECE + 7

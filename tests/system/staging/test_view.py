@@ -7,7 +7,8 @@ import pytest
 from hpclaunch.core.staging.generations import Holding
 from hpclaunch.system.staging import view as view_module
 from hpclaunch.system.staging.copying import GivenUpError
-from hpclaunch.system.staging.node import END, StageNode
+from hpclaunch.system.staging.fetching import END
+from hpclaunch.system.staging.node import StageNode
 from hpclaunch.system.staging.view import UNKNOWN, View
 
 

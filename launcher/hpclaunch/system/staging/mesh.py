@@ -1,18 +1,16 @@
 """The stagers of several nodes. Each serves the files of its node (`node.py`) to the others, over
 ZeroMQ with CURVE: only a holder of the launch's key completes a handshake.
 
-A connection carries one request at a time. It is answered once a second until it has been served,
-so a peer that is silent is lost. A leader's requests have its term; those of an earlier leader are
-refused, and what is still being done for it is given up.
+A request is answered once a second until it has been served. A leader's requests have its term;
+those of an earlier leader are refused, and what is still being done for it is given up.
 
-A thread of its own waits for each reply, and threads of a pool serve the requests of others, so
-nothing here blocks the stager. A node that fetches asks for STREAMS pieces of files at a time, so
-it has only these in memory, and its sources have them, too.
+Threads serve the requests of others, so nothing here blocks the stager. `remote_node.py` sends
+requests. A node that fetches asks for STREAMS pieces of files at a time, so neither it nor a source
+holds more than these in memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
@@ -20,158 +18,25 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
 
 import zmq
 
-from hpclaunch.core.staging.files import Identity
 from hpclaunch.system.network import zmq_channel
 from hpclaunch.system.shared import open_file_limit, packing
 
 from .copying import GivenUpError
-from .mesh_messages import Address, Cancel, Failure, Hurry, Read, Reply, Request
+from .fetching import Data, Source
+from .mesh_messages import LIMIT, Address, Cancel, Failure, Hurry, Read, Reply, Request, packed
 from .messages import PeerPlace
-from .node import STREAMS, Data, Inventory, Source, StageNode
-from .orders import Call, Fetch, Job, Order, perform
+from .node import Inventory, StageNode
+from .orders import Job, perform
+from .remote_node import RemoteNode
 
-SILENCE = 10.0  # seconds without a message until a peer is lost
 SAY = 1.0  # seconds between two messages that a request is being served
 CLOSING = 5.0  # seconds
-TICK = 0.1  # seconds until a call that is cancelled or urgent is noticed
-LIMIT = 64 << 20  # bytes of a message
 SERVING = 32  # requests that are served at the same time
 IO_THREADS = 4  # which encrypt and decrypt
 SOCKETS = 1 << 14
-_LOST = (
-    zmq.EVENT_CLOSED  # refused by the host
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
-
-
-class RemoteNode:
-    """Another node's stager."""
-
-    def __init__(self, mesh: Mesh, place: Address, index: int = -1, leader: str = "") -> None:
-        self.place = place
-        self._mesh, self._index, self._leader = mesh, index, leader
-        self._idle: deque[_Connection] = deque()
-
-    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
-        """Return bytes of a file, as `StageNode.read` does; also raises what a `Call` raises."""
-        request = Request(self._mesh.led_term, Read(name, kept, identity, offset, length))
-        return self._send(Call(), request)[1]
-
-    def ask(self, order: Order) -> Call[Any]:
-        places = {}
-        if isinstance(order, Fetch):
-            known = self._mesh.places(self._leader)
-            sources = {each.source for each in order.transfers} & known.keys() - {self._index}
-            places = {index: known[index] for index in sources}
-        request = Request(self._mesh.led_term, order, self._index, places)
-        call = Call[Any]()
-        call.start(lambda: self._send(call, request)[0].inventory)
-        return call
-
-    def _send(self, call: Call[Any], request: Request) -> tuple[Reply, Data]:
-        """Send a request, and wait for its reply."""
-        try:
-            connection, reply = self._connection(), None
-            try:
-                reply, data = connection.request(call, request)
-            finally:
-                if reply is not None and len(self._idle) < STREAMS:
-                    self._idle.append(connection)
-                else:
-                    connection.close()
-                if self._mesh.is_closed:
-                    self.close()
-        except zmq.ZMQError as e:  # the context is closed
-            raise ConnectionAbortedError(errno.ECONNABORTED, "connection closed") from e
-        if (failure := reply.failure) is not None:
-            if failure.number is None:
-                raise GivenUpError(failure.why)
-            raise OSError(failure.number, failure.why, failure.name or None)
-        return reply, data
-
-    def _connection(self) -> _Connection:
-        with contextlib.suppress(IndexError):
-            while True:
-                connection = self._idle.pop()
-                if not connection.is_lost():
-                    return connection
-                connection.close()
-        return _Connection(self._mesh, self.place)
-
-    def close(self) -> None:
-        """Close the connections that are not in use."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop().close()
-
-
-class _Connection:
-    """A connection for one request after the other, used by one thread at a time."""
-
-    def __init__(self, mesh: Mesh, place: Address) -> None:
-        self._mesh, (self._address, port) = mesh, place
-        self._socket = mesh.context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.ipv6 = True
-        self._socket.maxmsgsize = LIMIT
-        self._socket.reconnect_ivl = -1
-        self._socket.curve_serverkey = mesh.keys.head_public
-        self._socket.curve_publickey = mesh.keys.member_public
-        self._socket.curve_secretkey = mesh.keys.member_secret
-        self._monitor = self._socket.get_monitor_socket(_LOST)
-        self._poller = zmq.Poller()
-        for each in (self._socket, self._monitor):
-            self._poller.register(each, zmq.POLLIN)
-        host = f"[{self._address}]" if ":" in self._address else self._address
-        self._socket.connect(f"tcp://{host}:{port}")
-
-    def is_lost(self) -> bool:
-        return bool(self._monitor.poll(0))
-
-    def request(self, call: Call[Any], request: Request) -> tuple[Reply, Data]:
-        """Send a request, and wait for its reply. Raises OSError if there is none."""
-        self._send(request)
-        is_urgent = is_cancelled = False
-        until = time.monotonic() + SILENCE
-        while not self._mesh.is_closed:
-            if call.is_cancelled > is_cancelled:
-                is_cancelled = True
-                self._send(Request(request.term, Cancel()))
-            if call.is_urgent != is_urgent:
-                is_urgent = call.is_urgent
-                self._send(Request(request.term, Hurry(is_urgent)))
-            ready = dict(self._poller.poll(int(TICK * 1000)))
-            if self._socket in ready:
-                header, *data = self._socket.recv_multipart(copy=False)
-                reply = packing.unpack(header.bytes, Reply)
-                if reply.is_last:
-                    return reply, data[0].buffer
-                call.done_bytes = reply.done
-                until = time.monotonic() + SILENCE
-            elif self._monitor in ready:
-                raise ConnectionResetError(errno.ECONNRESET, "connection lost", self._address)
-            elif time.monotonic() >= until:
-                raise TimeoutError(errno.ETIMEDOUT, "no answer", self._address)
-        raise zmq.ContextTerminated
-
-    def _send(self, request: Request) -> None:
-        try:
-            self._socket.send(_packed(request), zmq.NOBLOCK)
-        except zmq.Again:
-            raise ConnectionResetError(errno.ECONNRESET, "connection lost", self._address) from None
-
-    def close(self) -> None:
-        with contextlib.suppress(zmq.ContextTerminated):
-            self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close()
 
 
 class _Job(Job):
@@ -266,7 +131,7 @@ class Mesh:
             if (now := time.monotonic()) >= due:
                 due = now + SAY
                 for who, job in self._jobs.items():
-                    if not self._send(who, [_packed(Reply(is_last=False, done=job.done_bytes))]):
+                    if not self._send(who, [packed(Reply(is_last=False, done=job.done_bytes))]):
                         job.cancel()
         self._socket.close()
         self._zap.close()
@@ -310,7 +175,7 @@ class Mesh:
         data: Data = b""
         try:
             inventory, data = self._perform(job)
-            header = _packed(Reply(is_last=True, inventory=inventory))
+            header = packed(Reply(is_last=True, inventory=inventory))
         except GivenUpError as e:
             header = _failed(str(e), None)
         except OSError as e:
@@ -333,7 +198,9 @@ class Mesh:
         return self._strangers.setdefault(place, RemoteNode(self, place))
 
     def _obey(self, term: int) -> None:
-        """Give up what is being done for leaders of lower terms, and refuse them from now on."""
+        """Cancel requests of leaders with lower terms, and refuse them from now on. Raises
+        ConnectionRefusedError if this term is lower than one before.
+        """
         with self._lock:
             if term < self.term:
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "another stager leads")
@@ -358,11 +225,5 @@ class Mesh:
         threading.Thread(target=self.context.term, daemon=True).start()
 
 
-def _packed(message: Request | Reply) -> bytes:
-    if len(data := packing.pack(message)) > LIMIT:
-        raise OSError(errno.EMSGSIZE, "too many files in one directory")
-    return data
-
-
 def _failed(why: str, number: int | None, name: str = "") -> bytes:
-    return _packed(Reply(is_last=True, failure=Failure(why, number, name)))
+    return packed(Reply(is_last=True, failure=Failure(why, number, name)))

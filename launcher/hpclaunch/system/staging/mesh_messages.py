@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TypeAlias
 
 from hpclaunch.core.protocol.values import field, value, variant
 from hpclaunch.core.staging.files import Identity
+from hpclaunch.system.shared import packing
 
 from .node import Inventory
 from .orders import Order
 
+LIMIT = 64 << 20  # bytes of a message
 Address: TypeAlias = tuple[str, int]  # with the port
 
 
@@ -65,3 +68,10 @@ class Reply:
     done: int = 0  # bytes
     inventory: Inventory | None = None
     failure: Failure | None = None
+
+
+def packed(message: Request | Reply) -> bytes:
+    """Return the bytes of a message. Raises OSError if it has too many files."""
+    if len(data := packing.pack(message)) > LIMIT:
+        raise OSError(errno.EMSGSIZE, "too many files for one message")
+    return data

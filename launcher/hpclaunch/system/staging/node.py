@@ -7,8 +7,7 @@ Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`)
 - `fetched`: which files a restore has copied into the staging directory;
 - `settled`: the last restore, and which files the staging directory had then.
 
-A file is known by its name, size and time: with another size or time it is another file. Other
-nodes ask for files by name, so names that leave the directory are refused.
+Other nodes ask for files by name, so names that leave the directory are refused.
 """
 
 from __future__ import annotations
@@ -17,12 +16,8 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, zip_longest
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import Identity, StagedFile
@@ -32,39 +27,28 @@ from hpclaunch.system.shared import packing
 from . import copying
 from .contents import HERE, file_at, tree
 from .copying import Between, GivenUpError, at_once, hold
+from .fetching import PIECE, Data, Source, pieces, place_all, receive, refuse_links, safe
 from .publishing import draft_beside, place, remove
 from .record import RECORD
 from .room import Room, room
 
 KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
 LENT = "lent"
-STREAMS = 4  # pieces that a node fetches at the same time
-PIECE = 1 << 20  # bytes
 MOST_KEPT = 2  # generations
-END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
-Data: TypeAlias = bytes | memoryview
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
 T = TypeVar("T")
-Span: TypeAlias = tuple[int, int]  # offset and length
 
 
 class Inventory(NamedTuple):
     """All that a node has."""
 
     entries: tuple[StagedFile, ...]  # of the staging directory; a directory before its files
-    fetched: frozenset[str]  # those that a restore has copied here, unchanged since
+    fetched: frozenset[str]  # names of files that a restore has copied here
     kept: tuple[Kept, ...]
     free: Room
     settled: Settled = Settled()
-    old: frozenset[str] = frozenset()  # those that are unchanged since then
+    old: frozenset[str] = frozenset()  # names of files that are unchanged since that restore
     time: int = 0  # of the staging directory itself
-
-
-class Source(Protocol):
-    """A node from which files are fetched."""
-
-    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
-        """Return bytes of a file. Raises OSError, and GivenUpError if it is another file now."""
 
 
 class StageNode:
@@ -109,7 +93,7 @@ class StageNode:
         Raises GivenUpError if it has another identity.
         """
         is_lent = not kept and _has(self._lent, name, identity)
-        _refuse_links(root := self._lent if is_lent else self._root(kept), name)
+        refuse_links(root := self._lent if is_lent else self._root(kept), name)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(os.path.join(root, name), flags)
         try:
@@ -136,11 +120,11 @@ class StageNode:
         hard links. It may also write them again if they are copied `in_memory` before. Raises
         GivenUpError if an essential file has changed.
 
-        If several nodes copy into one draft, let one copy the directories after all files: they
-        get their modes and times then.
+        Leave directories to the leader, which copies them last: a file that is added changes a
+        directory's time.
         """
         for each in entries:
-            _refuse_links(self.stage, each.name)
+            refuse_links(self.stage, each.name)
         items = [file_at(self.stage, each.name) for each in entries]
         checked = [each for each in entries if each.is_file and each.name in essential]
         with draft_beside(self.stage) as held:
@@ -166,14 +150,14 @@ class StageNode:
         this node itself, under its index. Raises GivenUpError, and what `between` raises.
         """
         with draft_beside(self.stage) as drafted:
-            _receive(transfers, sources, drafted, between, _pieces)
+            receive(transfers, sources, drafted, between, pieces)
             if not generation:
                 self.mark(each.file for each in transfers)
-            _place([each.file for each in transfers], drafted, self._root(generation))
+            place_all([each.file for each in transfers], drafted, self._root(generation))
 
     def keep(self, manifest: Manifest) -> None:
-        """Keep a generation from now on. Its files are added by `fetch`. A third one is refused:
-        the order may be late.
+        """Keep a generation from now on. Its files are added by `fetch`. A third one is refused: an
+        order that arrives late could otherwise fill the memory.
         """
         folder = self._folder(manifest.generation)
         others = set(os.listdir(self._kept) if os.path.isdir(self._kept) else ())
@@ -187,7 +171,7 @@ class StageNode:
         while others read them. What was lent before is let go.
         """
         for each in entries:
-            _refuse_links(self.stage, each.name)
+            refuse_links(self.stage, each.name)
         with draft_beside(self.stage) as drafted:
             held = os.path.join(drafted, LENT)
             os.mkdir(held)
@@ -206,13 +190,13 @@ class StageNode:
 
     def delete(self, entries: Sequence[StagedFile]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
-        that are empty then. Other directories keep their times: for the search, the script has
-        deleted nothing (formats/accelerate.py).
+        that are empty then. Other directories keep their times: a format compares these with the
+        times of files (formats/accelerate.py).
         """
         parents = {os.path.dirname(os.path.join(self.stage, each.name)) for each in entries}
         times = {path: os.stat(path) for path in parents if os.path.isdir(path)}
         for each in sorted(entries, key=lambda each: each.name, reverse=True):
-            _refuse_links(self.stage, each.name)
+            refuse_links(self.stage, each.name)
             path = os.path.join(self.stage, each.name)
             with contextlib.suppress(FileNotFoundError):
                 if each.is_folder:
@@ -235,7 +219,7 @@ class StageNode:
 
     def _folder(self, generation: str) -> str:
         """Return the directory of a generation that is kept."""
-        if os.sep in _safe(generation):
+        if os.sep in safe(generation):
             raise PermissionError(errno.EPERM, "not the name of a generation", generation)
         return os.path.join(self._kept, generation)
 
@@ -256,111 +240,10 @@ class StageNode:
         _write(self._marks, packing.pack(old | new))
 
 
-def fetch_ends(
-    transfers: Sequence[Transfer], sources: Mapping[int, Source], root: str, stage: str
-) -> None:
-    """Make skeletons of other nodes' files below `root`: files of the same size, mode and time,
-    but of a large file only the two ends. Each has another inode than what was there. `root` lies
-    in the directory RANDOM of `stage`. Raises OSError and GivenUpError.
-    """
-    with draft_beside(stage) as drafted:
-        _receive(transfers, sources, drafted, at_once, _ends)
-        _place([each.file for each in transfers], drafted, root)
-
-
-def _receive(
-    transfers: Sequence[Transfer],
-    sources: Mapping[int, Source],
-    drafted: str,
-    between: Between,
-    spans: Callable[[int], Iterable[Span]],
-) -> None:
-    """Fetch some spans of each file into a draft, from several nodes at once."""
-    if {each.source for each in transfers} - sources.keys():
-        raise OSError(errno.EHOSTUNREACH, "a node that has the files has left")
-    pieces: dict[int, list[tuple[Transfer, Span]]] = {}
-    for each in transfers:
-        _make(each.file, drafted)
-        if each.file.is_file:
-            spans_of = ((each, span) for span in spans(each.file.size))
-            pieces.setdefault(each.source, []).extend(spans_of)
-    done, pending = 0, deque[Future[int]]()
-    pool = ThreadPoolExecutor(STREAMS)
-    try:
-        for piece in filter(None, chain(*zip_longest(*pieces.values()))):
-            if len(pending) == 2 * STREAMS:
-                between(done := done + pending.popleft().result(), 0.0)
-            pending.append(pool.submit(_fetch_piece, sources, drafted, *piece))
-        while pending:
-            between(done := done + pending.popleft().result(), 0.0)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    for file in (each.file for each in transfers):
-        if not file.is_folder:
-            _finish(os.path.join(drafted, file.name), file)
-
-
-def _make(file: StagedFile, root: str) -> None:
-    """Make a directory, a link, or a file of this size with nothing in it."""
-    _refuse_links(root, file.name)
-    path = os.path.join(root, file.name)
-    os.makedirs(path if file.is_folder else os.path.dirname(path), exist_ok=True)
-    if file.is_link:
-        os.symlink(file.target, path)
-    elif file.is_file:
-        with open(path, "xb") as new:
-            new.truncate(file.size)
-
-
-def _fetch_piece(
-    sources: Mapping[int, Source], drafted: str, transfer: Transfer, span: Span
-) -> int:
-    file, (offset, length) = transfer.file, span
-    source = sources[transfer.source]
-    view = memoryview(source.read(file.name, transfer.kept, file.identity, offset, length))
-    if len(view) != length:
-        raise OSError(errno.EBADMSG, "another node has sent a wrong number of bytes", file.name)
-    fd = os.open(os.path.join(drafted, file.name), os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        while view:
-            written = os.pwrite(fd, view, offset)
-            view, offset = view[written:], offset + written
-    finally:
-        os.close(fd)
-    return length
-
-
-def _place(files: Sequence[StagedFile], drafted: str, root: str) -> None:
-    """Move what is in a draft to its final names below `root`, one after the other."""
-    for each in files:
-        _refuse_links(root, each.name)
-        final = os.path.join(root, each.name)
-        if not each.is_folder:
-            place(os.path.join(drafted, each.name), final)
-        elif not os.path.isdir(final) or os.path.islink(final):
-            place(tempfile.mkdtemp(dir=drafted), final)
-    for each in reversed([each for each in files if each.is_folder]):
-        _finish(os.path.join(root, each.name), each)
-
-
-def _finish(path: str, file: StagedFile) -> None:
-    if not file.is_link:
-        os.chmod(path, file.mode & 0o777)
-    os.utime(path, ns=(file.time, file.time), follow_symlinks=False)
-
-
-def _pieces(size: int) -> Iterable[Span]:
-    return ((start, min(PIECE, size - start)) for start in range(0, size, PIECE))
-
-
-def _ends(size: int) -> Iterable[Span]:
-    return _pieces(size) if size <= 2 * END else ((0, END), (size - END, END))
-
-
 def _has(root: str, name: str, identity: Identity) -> bool:
     """Return whether there is this file."""
     try:
-        return file_at(root, _safe(name)).identity == identity
+        return file_at(root, safe(name)).identity == identity
     except OSError:
         return False
 
@@ -370,21 +253,6 @@ def _check(files: Iterable[StagedFile], root: str) -> None:
     for each in files:
         if file_at(root, each.name).version != each.version:
             raise GivenUpError("it is being written again")
-
-
-def _safe(name: str) -> str:
-    """Return a relative name. Raises PermissionError if it leaves the directory."""
-    is_path = name == os.path.normpath(name) and not os.path.isabs(name) and "\0" not in name
-    if not is_path or name.split(os.sep)[0] in (os.curdir, os.pardir):
-        raise PermissionError(errno.EPERM, "not a name in the staging directory", name)
-    return name
-
-
-def _refuse_links(root: str, name: str) -> None:
-    """Raise PermissionError if a name leads through a link, which may leave the directory."""
-    parent = os.path.dirname(os.path.join(os.path.realpath(root), _safe(name)))
-    if os.path.realpath(parent) != parent:
-        raise PermissionError(errno.EPERM, "a name that leads through a link", name)
 
 
 def _write(path: str, data: bytes) -> None:

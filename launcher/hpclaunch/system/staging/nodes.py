@@ -21,9 +21,10 @@ from hpclaunch.core.staging.generations import Holding, Manifest
 from .caring import Caring
 from .contents import Contents, is_part
 from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy
+from .fetching import Source
 from .launch import Launch
 from .messages import Follow, Lead, Listening, Secret
-from .node import Inventory, Source, StageNode
+from .node import Inventory, StageNode
 from .one_node import Complete, OneNode
 from .orders import Call, Copy, Delete, Fetch, LocalNode, Look, Node, Note
 from .requests import Requests
@@ -61,19 +62,19 @@ class Nodes(OneNode):
         self._local = LocalNode(self.own, self.sources)
         self._noted = ""  # the record that other nodes have
         self.restored: set[str] = set()  # the paths of checkpoints that were restored
-        self._whole: list[Manifest] = []  # what `whole` has returned
+        self._whole: list[Manifest] = []  # what `whole` has returned last
         self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
-        self.by_script: set[str] = set()  # deleted; what vanishes may also be lost
+        self.by_script: set[str] = set()  # keys of checkpoints that it has deleted
         self._mesh: Mesh | None = None
-        requests.on_peers = self.take
+        requests.on_peers = self.on_request
         self._caring = Caring(self)
 
     @property
     def leads(self) -> bool:
         return self._leads
 
-    def take(self, request: Secret | Lead | Follow) -> None:
-        """Take a request of the agent about the other nodes."""
+    def on_request(self, request: Secret | Lead | Follow) -> None:
+        """Do what the agent asks about the other nodes."""
         match request:
             case Secret(key=key):
                 from .mesh import Mesh  # tests lead nodes without it
@@ -133,7 +134,7 @@ class Nodes(OneNode):
         calls = {n: self[n].ask(Look()) for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         for node, why in failed.items():
-            # The agent would say which nodes are lost. Without it, those whose stagers have ended.
+            # Without an agent, which reports lost nodes, one whose stager has ended counts as lost.
             has_ended = self._requests.is_gone and isinstance(why, ConnectionResetError)
             if node in self and not has_ended:
                 if self._requests.is_gone and isinstance(why, ConnectionRefusedError):
@@ -201,6 +202,7 @@ class Nodes(OneNode):
         self._requests.serve(TICK)
 
     def _failure(self, call: Call[Any]) -> OSError | GivenUpError | None:
+        """Return why a call has failed; None if it has not."""
         if not call.done():
             return GivenUpError("the node is lost")
         why = call.exception()
@@ -265,9 +267,9 @@ class Nodes(OneNode):
         return set(self.by_script)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's, of
-        which it will keep two generations at times. This one also needs room for the skeletons of
-        the others' (`view.py`).
+        """Return what `OneNode.lack` does. Each node needs room for its own files of the next
+        checkpoint, and for those of the node whose buddy it is: for a while, it keeps two
+        generations of these. This one also needs room for the skeletons of others (`view.py`).
         """
         buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
@@ -296,7 +298,8 @@ class Nodes(OneNode):
     def hold(self, contents: Contents, held: str, *, in_memory: bool) -> None:
         super().hold(contents, held, in_memory=in_memory)
         if len({self._owner(each) for each in contents.items if each.is_file}) > 1:
-            # The nodes were not looked at simultaneously. What is still the same is no mixture.
+            # The look was not simultaneous. If a second one shows the same files (`Looking.check`),
+            # they are of one save.
             self.refresh()
 
     def copy(

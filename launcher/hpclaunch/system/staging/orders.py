@@ -17,7 +17,8 @@ from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Manifest, Settled
 
 from .copying import THREADS, Between, GivenUpError
-from .node import Inventory, Source, StageNode
+from .fetching import Source
+from .node import Inventory, StageNode
 from .publishing import DRAFT
 
 T = TypeVar("T")

@@ -19,7 +19,8 @@ from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Holding
 
 from .copying import GivenUpError
-from .node import END, Inventory, Source, fetch_ends
+from .fetching import END, Source, fetch_ends
+from .node import Inventory
 from .removal import rmtree
 from .stage_directory import VIEW
 
