@@ -21,7 +21,7 @@ class Manifest:
     files: tuple[StagedFile, ...]
     decisive: str  # the name of the file that is written last
     essential: frozenset[str]  # the names of the files without which it cannot be used
-    moved: tuple[str, ...] = ()  # the paths that appear on storage at once
+    moved: tuple[str, ...] = ()  # the top-level paths, which are renamed into place
 
     @property
     def needed(self) -> list[StagedFile]:
@@ -68,7 +68,7 @@ class Settled:
     """
 
     number: int = 0  # grows with every restore of the job; 0: none yet
-    nodes: frozenset[int] = frozenset()  # those that have all files
+    nodes: frozenset[int] = frozenset()  # of the round, which have all files
     generation: str = ""  # what was restored; "" if there was no checkpoint
 
 

@@ -1,7 +1,6 @@
-"""The care for checkpoints in memory, for the stager that leads several nodes: each is copied to
-other nodes while it is drained, and what is not needed any more is deleted.
-
-What is to be done is decided by `core/staging/care.py`.
+"""The orders that follow from the decisions of `core/staging/care.py`, for the stager that leads
+several nodes: each checkpoint is copied to other nodes while it is drained, and what is not needed
+any more is deleted.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpclaunch.core.staging.care import Care, Delete, Drop, DropFetched, Keep, KeepEnded, View
 from hpclaunch.core.staging.files import StagedFile
@@ -27,6 +26,13 @@ if TYPE_CHECKING:
 AGAIN = 10.0  # seconds until a node is to keep something again, after an error there
 
 
+class Loan(NamedTuple):
+    """Files that a node holds since others fetch them."""
+
+    receivers: frozenset[int] = frozenset()  # the nodes that fetch
+    size: int = 0  # bytes
+
+
 class Caring:
     """The care of one stager."""
 
@@ -35,9 +41,9 @@ class Caring:
         self._care: Care | None = None
         self._ended: list[KeepEnded] = []
         self._keeping: dict[int, Call[None]] = {}  # by the node that fetches
-        self._lent: dict[int, tuple[set[int], int]] = {}  # to which nodes, and bytes, by node
+        self._loans: dict[int, Loan] = {}  # by lender
         self._again: dict[int, float] = {}  # when a node is to keep something again
-        self._full: dict[int, int] = {}  # nodes without room, and the number of the restore before
+        self._full: dict[int, int] = {}  # nodes without room, and their last restore
 
     def note_ended(self) -> None:
         """Note which copies have ended. Call this before a look, which then shows them."""
@@ -61,10 +67,10 @@ class Caring:
         nodes = self._nodes
         if self._care is None:
             self._care = Care(nodes.index)
-            self._lent = dict.fromkeys(nodes.inventories, (set(), 0))  # for another leader
+            self._loans = dict.fromkeys(nodes.inventories, Loan())  # for another leader
         while self._ended:
             self._care.handle(self._ended.pop())
-        # What is dropped makes room for what is kept.
+        # Drop first: it makes room.
         effects = self._care.handle(View(found, nodes.holdings))
         drops = [(e.node, e.generation) for e in effects if type(e) is Drop]
         full = [n for n in self._full if self._is_full(n) and n not in self._keeping]
@@ -91,21 +97,22 @@ class Caring:
                     self._drop(node, names)
 
     def _lend(self, keeps: Sequence[Keep]) -> None:
-        """Have nodes hold what others fetch from them: the script may delete it. They let it go
-        once these have it, or if the next save needs the room.
+        """Have nodes hold what others fetch from them: the script may delete it. They release a
+        file once all receivers have it, or when the next save needs the room.
         """
         nodes, entries = self._nodes, defaultdict[int, list[StagedFile]](list)
-        lent, self._lent = self._lent, {}
+        before, self._loans = self._loans, {}
         for keep in keeps:
             for each in keep.transfers:
                 if not each.kept:
                     entries[each.source].append(each.file)
-                    others, size = self._lent.get(each.source, (set[int](), 0))
-                    self._lent[each.source] = {*others, keep.node}, size + each.file.size
-        for node in (lent.keys() & nodes.inventories.keys()) - entries.keys():
-            others, size = lent[node]
-            if others & self._keeping.keys() and not nodes.inventories[node].free.lack(size, 1):
-                self._lent[node] = lent[node]
+                    loan = self._loans.get(each.source, Loan())
+                    size = loan.size + each.file.size
+                    self._loans[each.source] = Loan(loan.receivers | {keep.node}, size)
+        for node in (before.keys() & nodes.inventories.keys()) - entries.keys():
+            loan, free = before[node], nodes.inventories[node].free
+            if loan.receivers & self._keeping.keys() and not free.lack(loan.size, 1):
+                self._loans[node] = loan
             else:
                 entries[node] = []
         lends = {n: orders.Lend(tuple(some)) for n, some in entries.items()}

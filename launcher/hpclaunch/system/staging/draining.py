@@ -26,7 +26,7 @@ from .copying import (
 from .launch import Launch
 from .looking import Looking
 from .one_node import OneNode
-from .other_files import OtherFiles, keep
+from .other_files import OtherFiles, set_aside
 from .publishing import draft, later, publish, sweep
 from .removal import rmtree
 from .requests import Requests
@@ -231,7 +231,7 @@ class Draining:
         }
         for name in contents.moved:
             if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
-                keep(path)
+                set_aside(path)
 
     def _refuse_older(self, contents: Contents) -> None:
         """Raise GivenUpError if storage has a newer one of this name, and report that: perhaps only

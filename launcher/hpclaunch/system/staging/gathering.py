@@ -41,7 +41,7 @@ class UnrecordedError(GatheringError, LostError):
 
 
 class Gathering:
-    """One request. `from_storage` restores on this node only."""
+    """A restore on several nodes."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Gathering:
         return Restored(request.id, reply.path, size, seconds, reply.skipped, fetched)
 
     def collect(self) -> tuple[list[str], str]:
-        """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
-        nodes keep it, but those that had saved it are lost. Return the paths that are missing, and
-        why. Raises OSError and GivenUpError if a node does not answer.
+        """Fetch the newest checkpoint to this node if only buddies still have it, so that the flush
+        can copy it. Return the paths that are missing, and why. Raises OSError and GivenUpError
+        if a node does not answer.
         """
         self._nodes.refresh_soon()
         request = Restore(0, (), (self._nodes.index,))

@@ -1,6 +1,5 @@
-"""The memory of a launch on one node: its checkpoints are in one staging directory.
-
-With several nodes, `nodes.py` takes the place of this.
+"""The checkpoints that a launch has in memory. The class here is for one node; `nodes.py` extends
+it for several. Methods without a body have nothing to do on one node.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class OneNode:
         """Delete on all nodes what the script has deleted on one, before the last look."""
 
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
-        """Return the checkpoints of which no node has lost or is writing files."""
+        """Leave out checkpoints of which a file was lost with a node, or is being written."""
         return list(complete)
 
     def share(self) -> None:
@@ -65,7 +64,9 @@ class OneNode:
         return True
 
     def deleted(self, vanished: set[str]) -> set[str]:
-        """Return the keys of the checkpoints that the script has deleted."""
+        """Return which of the checkpoints that have vanished from memory, by their keys, the script
+        has deleted; others were lost with a node.
+        """
         return vanished
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
@@ -77,8 +78,8 @@ class OneNode:
         return left._replace(free=free).lack(newest.size, 1), ""
 
     def hold(self, contents: Contents, held: str, *, in_memory: bool) -> None:
-        """Keep what this node will copy by hard links in `held`, or by copies `in_memory`. Raises
-        OSError.
+        """Put hard links to what this node will copy into `held`, or with `in_memory` copies of it,
+        so that the script may delete or rewrite the originals. Raises OSError.
         """
         own = [each for each in contents.items if in_memory and self.is_here(each)]
         copy(own, self.launch.root, held, at_once)
@@ -97,10 +98,7 @@ class OneNode:
         in_memory: bool = False,  # noqa: ARG002
     ) -> None:
         """Copy items from the directory `source` into a draft on storage. Raises OSError,
-        GivenUpError, and what `between` raises.
-
-        Other nodes copy their own files. They make sure that the `essential` ones do not change
-        meanwhile, or copy them `in_memory` before.
+        GivenUpError, and what `between` raises. With several nodes, each copies its own files.
         """
         copy(items, source, drafted, between)
 
@@ -112,5 +110,5 @@ class OneNode:
         with draft_beside(stage) as trash:
             for name in contents.moved:
                 place(os.path.join(stage, name), os.path.join(trash, name))
-        # For the search, the script has deleted nothing (formats/accelerate.py).
+        # A format compares the directory's time with that of files (formats/accelerate.py).
         os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))

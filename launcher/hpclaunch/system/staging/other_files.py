@@ -107,7 +107,7 @@ class OtherFiles:
         self._copy(items, found, between, absent)
 
     def _is_new(self, folder: str, saved: int) -> bool:
-        """Return whether a directory has been made after a time."""
+        """Return whether a directory is new since a save, and so may become a checkpoint."""
         if os.path.isdir(os.path.join(self._storage, folder)):
             return False
         with contextlib.suppress(FileNotFoundError):
@@ -254,7 +254,7 @@ class OtherFiles:
         if self._is_newer_there(each):
             return False
         if os.path.lexists(final) and not self._is_own(each.name):
-            keep(final)
+            set_aside(final)
         self._nodes.copy([each], self._launch.root, drafted, between)
         make_parents(each.name, self._launch.root, self._storage)
         place(os.path.join(drafted, each.name), final)
@@ -277,7 +277,7 @@ class OtherFiles:
         return name in self._record.others or name.endswith(SAVED)
 
 
-def keep(path: str) -> None:
+def set_aside(path: str) -> None:
     """Rename what an earlier launch has saved and this one has not restored, so that no checkpoint
     and no line of a log is lost.
     """

@@ -2,7 +2,7 @@
 in one step. So whenever this process is killed, storage has whole checkpoints only, and what is
 left unfinished is a draft, which has a hidden name, and which `sweep` removes. Other launches may
 save in the same directory, so a draft's name has the RANDOM of its launch (`stage_directory.py`),
-and its time shows whether that still writes to it.
+and the draft's time shows whether that launch still writes to it.
 
 Two cases need more than one step. Meanwhile, a complete checkpoint has another name, which the
 search sees, too:
@@ -74,7 +74,7 @@ def publish(
         pass
     elif contents.key == HERE:
         place(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
-        _settle(newest, root, contents.decisive, launch)
+        _replace_in_root(newest, root, contents.decisive, launch)
     else:
         for name in contents.moved:
             place(os.path.join(drafted, name), os.path.join(root, name))
@@ -131,7 +131,7 @@ def _rename_exchange(one: str, other: str) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), other)
 
 
-def _settle(newest: str, root: str, decisive: str, launch: str) -> None:
+def _replace_in_root(newest: str, root: str, decisive: str, launch: str) -> None:
     """Replace the files of a checkpoint that lies in the root by those of `newest`, which is whole.
     The decisive file is removed first and comes back last, so that a mixture is not complete.
     """
@@ -198,7 +198,7 @@ def sweep(places: Iterable[str], decisive_of: Callable[[str], str], launch: str)
                 else:
                     os.rename(path, final)
             elif name.startswith(NEWEST) and (decisive := decisive_of(path)):
-                _settle(path, place_, decisive, launch)
+                _replace_in_root(path, place_, decisive, launch)
     return is_swept
 
 
