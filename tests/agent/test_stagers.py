@@ -195,7 +195,7 @@ def test_a_stager_that_is_started_again_leads_and_restores(head):
     head.search()
     assert head.die() == [events.StagerFound()]
     after = [request[0] for request in head.asked[head.asked.index(("close",)) + 1 :]]
-    assert after == ["start", "introduce", "lead", "rounds", "hurry", "restore"]
+    assert after == ["start", "introduce", "lead", "rounds", "restore"]
     assert head.reply(messages.Listening(6500)) == [events.StagerFound(6500)]
 
 

@@ -71,8 +71,8 @@ class Story:
 
     @property
     def requests(self):
-        """The names of the requests so far, without those on rounds and pauses."""
-        return [name for name, *_ in self.asked if name not in ("rounds", "hurry")]
+        """The names of the requests so far, without those on rounds."""
+        return [name for name, *_ in self.asked if name != "rounds"]
 
     def reply(self, *replies):
         self.adapter._client.given += replies

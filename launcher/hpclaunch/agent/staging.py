@@ -145,8 +145,7 @@ class Staging(Adapter):
         )
         if self._stagers is not None:
             self._stagers.introduce(client)
-        client.rounds(self._rounds)
-        client.hurry(on=self._hurries)
+        client.rounds(self._rounds, hurry=self._hurries)
         if self._is_restoring:
             client.restore(self._number, self._avoid, self._agents)
         if self._is_flushing:
@@ -160,8 +159,7 @@ class Staging(Adapter):
         if not hurry:
             self.skipped, self._tried = (), set()  # the round that has begun has named them
         if self._client is not None:
-            self._client.rounds(rounds)
-            self._client.hurry(on=hurry)
+            self._client.rounds(rounds, hurry=hurry)
 
     def note_newest(self, path: str) -> None:
         """Note the newest checkpoint, each time that it is saved."""

@@ -14,7 +14,7 @@ from led_nodes import LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import deepspeed, picture, write
 
-from hpclaunch.system.staging import copying, looking, messages, node, room, view
+from hpclaunch.system.staging import copying, draining, looking, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
 from hpclaunch.system.staging.one_node import OneNode
 from hpclaunch.system.staging.orders import Call, Copy, Look, Note
@@ -1023,6 +1023,27 @@ def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch
     assert [picture(stage) for stage in (*nodes.stages, nodes.storage)] == [
         picture(nodes.stages[0])
     ] * 4
+
+
+def test_a_newer_checkpoint_is_noticed_while_storage_stalls(nodes, monkeypatch):
+    """Storage is so slow that each look falls into the copy of a piece."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    copied, todo = copying._copy_span, [2]
+
+    def slow(source, draft, *more):
+        if "storage" in draft:
+            if todo:
+                write(nodes.stages[0] / "step-2.pt", todo.pop())
+                stager.looking.due = 0.0
+            time.sleep(0.3)
+        return copied(source, draft, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", slow)
+    monkeypatch.setattr(copying, "SPAN", 50_000)
+    monkeypatch.setattr(draining, "THREADS", 1)
+    nodes.work(stager)
+    assert [message.step for message in nodes.sent(messages.Drained)] == [2, 1]
 
 
 def test_what_was_not_chosen_is_not_drained_any_more(nodes, tmp_path, monkeypatch):

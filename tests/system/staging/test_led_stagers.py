@@ -57,7 +57,7 @@ class Stagers:
         )
         client = self.clients[leader]
         client.lead(self.term, leader, f"n{leader}", 0.0, peers)
-        client.hurry(on=True)
+        client.rounds((), hurry=True)
         return client
 
     def lose(self, index: int) -> None:

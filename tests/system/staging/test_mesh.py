@@ -99,6 +99,11 @@ def lead(leader, *ports, term=1, index=0):
     return list(leader.peers.values())
 
 
+def sources(mesh):
+    """Return the nodes from which that of this stager can fetch."""
+    return {**mesh.peers, mesh._index: mesh._node}
+
+
 def write(root, name, data=b""):
     path = root / "ckpt" / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,11 +155,11 @@ def test_a_generation_comes_from_two_holders(leader, start, tmp_path):
     write(tmp_path / "leader", "step/meta", b"meta")
     one, two, three = lead(leader, *(start(name).port for name in ("one", "two", "three")))
     entries = [*files(one.ask(Look()).result(LONG)), *files(two.ask(Look()).result(LONG))]
-    own = files(leader.sources[0].inventory())
+    own = files(sources(leader)[0].inventory())
     wanted = tuple(Transfer(0, entry, 1 + at) for at, entry in enumerate(entries))
     call = three.ask(Fetch((*wanted, Transfer(0, own[0], 0)), "some"))
     call.result(LONG)
-    leader.sources[0].fetch(wanted, "", leader.sources)
+    sources(leader)[0].fetch(wanted, "", sources(leader))
     whole = picture(tmp_path / "leader" / "ckpt")
     assert len(whole) == 3
     assert picture(tmp_path / "three" / "kept" / "some" / "files") == whole
@@ -282,7 +287,7 @@ def test_a_later_leader_ends_what_was_ordered_before(copying, follower, start, t
 def test_any_node_may_read(leader, follower, start, tmp_path):
     """A node that fetches for the leader of a lower term gets pieces of files."""
     write(tmp_path / "follower", "model.pt", b"x")
-    (entry,) = follower.sources[-1].inventory().entries
+    (entry,) = sources(follower)[-1].inventory().entries
     follower.lead(9, 0, ())
     (peer,) = lead(leader, follower.port)
     assert bytes(peer.read("model.pt", "", entry.identity, 0, 1)) == b"x"
@@ -373,11 +378,11 @@ def test_a_source_that_is_killed(leader, spawn, tmp_path):
             process.kill()
 
     with pytest.raises(ConnectionError):
-        leader.sources[0].fetch(wanted, "", leader.sources, kill)
+        sources(leader)[0].fetch(wanted, "", sources(leader), kill)
     with contextlib.suppress(OSError):  # it may have been done before
         call.result(LONG)
-    assert leader.sources[0].inventory().entries == ()
-    leader.sources[0].fetch([replace(w, source=2) for w in wanted], "", leader.sources)
+    assert sources(leader)[0].inventory().entries == ()
+    sources(leader)[0].fetch([replace(w, source=2) for w in wanted], "", sources(leader))
     assert picture(tmp_path / "leader" / "ckpt") == picture(tmp_path / "one" / "ckpt")
 
 
@@ -396,7 +401,7 @@ def test_a_source_that_is_stopped(leader, spawn, tmp_path, monkeypatch):
     with pytest.raises(TimeoutError):
         two.ask(Fetch(wanted)).result(LONG)  # this one is alive, and says so meanwhile
     with pytest.raises(TimeoutError):
-        leader.sources[0].fetch(wanted, "", leader.sources)
+        sources(leader)[0].fetch(wanted, "", sources(leader))
     assert time.monotonic() - began < 20 * SILENCE
     os.kill(process.pid, signal.SIGCONT)
     two.ask(Fetch(wanted)).result(LONG)
@@ -530,7 +535,7 @@ def test_messages_that_are_too_large(leader, follower, tmp_path, monkeypatch):
         with pytest.raises(OSError, match="too many files") as failure:
             call.result(LONG)
         assert failure.value.errno == errno.EMSGSIZE
-    assert len(follower.sources[-1].inventory().entries) == 50
+    assert len(sources(follower)[-1].inventory().entries) == 50
 
 
 def test_a_message_that_a_stranger_to_the_limit_sends(leader, follower, monkeypatch):

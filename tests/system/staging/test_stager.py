@@ -832,6 +832,7 @@ def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node
     write(node.storage / "step-1.pt", 1)
     (node.storage / "runs.csv").write_text("1" * size)
     stager.restore(messages.Restore(1))
+    others = []
     for text, number in (("2", 2), ("3", 3)):
         with (node.storage / "runs.csv").open("a") as file:
             file.write(text)
@@ -839,14 +840,15 @@ def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node
         write(node.stage / f"step-{number}.pt", number)
         stager.work()
         assert (node.storage / "runs.csv").read_text() == changed
-        stager = node.stager()  # the first one was killed
+        others.append(stager := node.stager())  # the one before was killed
     assert stager.flush(1).missing == ()
     assert (node.storage / "runs.csv").read_text() == changed
     with (node.stage / "runs.csv").open("a") as file:
         file.write("by the script")
     assert stager.flush(2).missing == ()
     assert (node.storage / "runs.csv").read_text().endswith("by the script")
-    close(stager)
+    for each in others:
+        close(each)
 
 
 def test_what_others_have_written_later_is_not_replaced(node, stager):

@@ -14,7 +14,6 @@ from .messages import (
     REPLIES,
     Flush,
     Follow,
-    Hurry,
     Lead,
     PeerPlace,
     Reply,
@@ -77,11 +76,8 @@ class StagingClient(Helper):
     def search(self, number: int) -> None:
         self.send(Search(number))
 
-    def rounds(self, rounds: RoundTimes) -> None:
-        self.send(Rounds(rounds))
-
-    def hurry(self, *, on: bool) -> None:
-        self.send(Hurry(on))
+    def rounds(self, rounds: RoundTimes, *, hurry: bool) -> None:
+        self.send(Rounds(rounds, hurry))
 
     def flush(self, number: int) -> None:
         self.send(Flush(number))

@@ -14,13 +14,13 @@ from hpclaunch.core.staging.files import StagedFile
 
 SPAN = 32 << 20  # bytes that a thread copies before the caller may pause
 PIECE = 4 << 20  # bytes that are in memory at once, for each thread
-TICK = 0.1  # seconds between two calls of `meanwhile`
+TICK = 0.1  # seconds between two calls of `between` while a piece is copied
 THREADS = 8  # since a parallel file system is slow for a single one
 
 T = TypeVar("T")
 
-# Called with the bytes that are copied so far, and the seconds that the last of them took. Returns
-# how many threads copy the next ones.
+# Called with the bytes that are copied so far, and the seconds that the last of them took: 0 while
+# the next ones are copied. Returns how many threads copy the next ones.
 Between = Callable[[int, float], int]
 
 
@@ -48,17 +48,10 @@ def reason(error: OSError | GivenUpError) -> str:
     return str(error)
 
 
-def copy(
-    items: Sequence[StagedFile],
-    source: str,
-    draft: str,
-    between: Between,
-    *,
-    meanwhile: Between | None = None,
-) -> None:
+def copy(items: Sequence[StagedFile], source: str, draft: str, between: Between) -> None:
     """Copy items from the directory `source` into `draft`, with their modes and times, and have
-    them written to the disk. `meanwhile` is called while threads copy, in case storage stalls.
-    Raises OSError and what `between` raises.
+    them written to the disk. `between` is called between two pieces, and while threads copy them,
+    in case storage stalls. Raises OSError and what `between` raises.
     """
     for each in items:
         target = os.path.join(draft, each.name)
@@ -72,19 +65,26 @@ def copy(
             began = time.monotonic()
             os.utime(draft)  # else another launch would take it for abandoned
             copied = [pool.submit(_copy_span, source, draft, *span) for span in batch]
-            done += sum(_results(copied, meanwhile, done))
+            done += sum(_results(copied, between, done))
             took = time.monotonic() - began
         finished = [pool.submit(_finish, os.path.join(draft, each.name), each) for each in files]
-        _results(finished, meanwhile, done)
+        _results(finished, between, done)
     for each in reversed([each for each in items if each.is_folder]):
         _finish(os.path.join(draft, each.name), each)
 
 
-def _results(calls: Sequence[Future[T]], meanwhile: Between | None, done: int) -> list[T]:
-    """Wait for calls of threads. Raises what they raise."""
-    while wait(calls, TICK if meanwhile else None).not_done and meanwhile:
-        meanwhile(done, 0.0)
-    return [call.result() for call in calls]
+def _results(calls: Sequence[Future[T]], between: Between, done: int) -> list[T]:
+    """Wait for calls of threads. Raises what they raise, and in the end what `between` raises."""
+    given_up: GivenUpError | None = None
+    while wait(calls, TICK).not_done:
+        try:
+            between(done, 0.0)
+        except GivenUpError as e:
+            given_up = e
+    results = [call.result() for call in calls]
+    if given_up is not None:
+        raise given_up
+    return results
 
 
 def make_parents(name: str, source: str, root: str) -> None:

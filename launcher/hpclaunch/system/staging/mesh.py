@@ -25,7 +25,7 @@ from hpclaunch.system.network import zmq_channel
 from hpclaunch.system.shared import open_file_limit, packing
 
 from .copying import GivenUpError
-from .fetching import Data, Source
+from .fetching import Data
 from .mesh_messages import LIMIT, Address, Cancel, Failure, Hurry, Read, Reply, Request, packed
 from .messages import PeerPlace
 from .node import Inventory, StageNode
@@ -99,11 +99,6 @@ class Mesh:
     def follow(self) -> None:
         """Lead no longer."""
         self.lead(self.led_term, self._index, ())
-
-    @property
-    def sources(self) -> Mapping[int, Source]:
-        """The nodes from which this one can fetch: its peers, and itself."""
-        return {**self.peers, self._index: self._node}
 
     def places(self, leader: str) -> Mapping[int, Address]:
         """Return where all nodes listen, for a peer that reaches this one at address `leader`."""

@@ -77,12 +77,7 @@ class Rounds(Message):
     """The rounds of this job, by which the search judges checkpoints."""
 
     rounds: RoundTimes
-
-
-class Hurry(Message):
-    """Copy without pauses, or with pauses again."""
-
-    on: bool
+    hurry: bool  # copy without pauses: the workers have ended, or will soon
 
 
 class Flush(Message):
@@ -173,7 +168,7 @@ class Flushed(Message):
     mixed: tuple[str, ...] = ()  # newer ones, with files of several saves: a kill may leave some
 
 
-Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Hurry | Flush
+Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Flush
 Reply: TypeAlias = (
     Listening | Restored | Searched | Refused | NoRoom | Draining | Drained | DrainFailed | Flushed
 )

@@ -9,7 +9,7 @@ import os
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -178,10 +178,13 @@ class Nodes(OneNode):
             time.sleep(PERIOD)
 
     def wait(
-        self, calls: Mapping[int, Call[T]], needed: Mapping[int, Collection[int]] = NOTHING
+        self,
+        calls: Mapping[int, Call[T]],
+        needed: Mapping[int, Collection[int]] = NOTHING,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Failures:
-        """Wait for one call of each node, and serve requests meanwhile. Return the failures. A call
-        fails at once if its node is lost, or one of those that are `needed` for it.
+        """Wait for one call of each node, and serve requests `meanwhile`. Return the failures. A
+        call fails at once if its node is lost, or one of those that are `needed` for it.
         """
 
         def is_pending(node: int, call: Call[T]) -> bool:
@@ -190,6 +193,7 @@ class Nodes(OneNode):
         for call in calls.values():
             call.add_done_callback(lambda _: self._requests.wake())
         while any(is_pending(node, call) for node, call in calls.items()):
+            meanwhile()
             self._pause()
         for call in calls.values():
             call.cancel()
@@ -204,7 +208,7 @@ class Nodes(OneNode):
     def _failure(self, call: Call[Any]) -> OSError | GivenUpError | None:
         """Return why a call has failed; None if it has not."""
         if not call.done():
-            return GivenUpError("the node is lost")
+            return LostError("a node is lost")
         why = call.exception()
         if why is None or isinstance(why, OSError | GivenUpError):
             return why
@@ -323,8 +327,7 @@ class Nodes(OneNode):
         folders = [each for each in items if each.is_folder]
         here = [each for each in items if each.name not in others and not each.is_folder]
         with self._copying(elsewhere, essential, drafted, in_memory=in_memory) as calls:
-            both = _with(calls, between)
-            copy(here, source, drafted, both, meanwhile=_without_end(both))
+            copy(here, source, drafted, _with(calls, between))
             done = sum(each.size for each in here if each.is_file)
             self._await(calls, drafted, done, between)
         copy(folders, source, drafted, at_once)
@@ -356,21 +359,17 @@ class Nodes(OneNode):
         self, calls: Mapping[int, Call[None]], drafted: str, mine: int, between: Between
     ) -> None:
         both = _with(calls, between)
-        for call in calls.values():
-            call.add_done_callback(lambda _: self._requests.wake())
-        while any(not call.done() for call in calls.values()):
-            if any(node not in self.peers for node in calls):
-                raise LostError("a node is lost")
+
+        def meanwhile() -> None:
             os.utime(drafted)  # else another launch would take it for abandoned
             both(mine, TICK)
-            self._pause()
-        for call in calls.values():
-            try:
-                call.result()
-            except FileNotFoundError as e:
-                raise LostError("the script has deleted it") from e
-            except GivenUpError as e:
-                raise RewrittenError(str(e)) from e
+
+        for why in self.wait(calls, {node: calls.keys() for node in calls}, meanwhile).values():
+            if isinstance(why, FileNotFoundError):
+                raise LostError("the script has deleted it") from why
+            if isinstance(why, GivenUpError) and not isinstance(why, LostError):
+                raise RewrittenError(str(why)) from why
+            raise why
 
     def fetch(self, transfers: Iterable[Transfer]) -> Failures:
         """Have nodes fetch files into their staging directories, and wait. Return the failures."""
@@ -421,17 +420,6 @@ def _with(calls: Mapping[int, Call[None]], between: Between) -> Between:
         return threads
 
     return both
-
-
-def _without_end(between: Between) -> Between:
-    """Return what to do while pieces are copied: a copy can be given up only between them."""
-
-    def meanwhile(done: int, took: float) -> int:
-        with contextlib.suppress(GivenUpError):
-            return between(done, took)
-        return 0
-
-    return meanwhile
 
 
 def _with_folders(entries: Iterable[StagedFile], moved: Collection[str]) -> tuple[StagedFile, ...]:

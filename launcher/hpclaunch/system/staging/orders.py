@@ -167,7 +167,7 @@ class Call(Job, Future[T]):
         def run() -> None:
             try:
                 self.set_result(work())
-            except Exception as e:
+            except BaseException as e:  # somebody waits for it
                 self.set_exception(e)
 
         threading.Thread(target=run, daemon=True).start()

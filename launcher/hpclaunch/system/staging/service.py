@@ -47,7 +47,7 @@ class Stager:
     def __init__(self, channel: AgentChannel, launch: Launch) -> None:
         self._launch = launch
         self._lock = stage_directory.hold(launch.own)
-        self.requests = requests = Requests(channel, wakes=launch.has_several_nodes)
+        self.requests = requests = Requests(channel)
         self.nodes = nodes = _nodes(launch, requests)
         self.looking = looking = Looking(launch, requests, nodes)
         self.others, self.deletion = OtherFiles(launch, nodes), Deletion(launch, nodes)
