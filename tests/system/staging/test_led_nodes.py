@@ -251,7 +251,7 @@ def test_the_next_leader_knows_what_the_last_one_has_put_on_storage(nodes, monke
 
 
 def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
-    """Not even to its own node, which does not know the term."""
+    """Its own node does not know the term."""
     stager, orders = nodes.lead(), []
     stager.work()
     monkeypatch.setattr(stager.nodes._caring, "look", orders.append)
@@ -926,7 +926,7 @@ def test_without_its_agent_a_stager_ends_silently_once_another_one_leads(nodes, 
 
 
 def test_without_its_agent_a_stager_waits_for_the_workers_of_other_nodes(nodes):
-    """They save until their lease is over."""
+    """Workers save until their lease is over."""
     nodes.lease = 3.0
     stager = nodes.lead()
     results = nodes.stages[1] / "results.data"

@@ -122,8 +122,8 @@ class Refused(Message):
 
 
 class NoRoom(Message):
-    """There is no room for another save, so the next round should save to storage. Flush the
-    staging directory before. The round that runs cannot change its directory.
+    """A lack of room for another save: the next round should save to storage. Flush the staging
+    directory before. The round that runs cannot change its directory.
     """
 
     why: str
