@@ -83,8 +83,7 @@ class LedNodes:
         """Copy the newest checkpoint to other nodes, but not to storage."""
         assert isinstance(stager.nodes, Nodes)
         for _ in range(3):
-            stager.looking.complete(stager.looking.look())
-            stager.nodes.care()
+            stager.nodes.care(stager.looking.complete(stager.looking.look()))
             wait(stager.nodes._caring._keeping.values())
 
     def work(self, stager: Stager) -> None:

@@ -594,6 +594,26 @@ def test_what_is_deleted_after_the_last_look_is_deleted_everywhere(nodes, tmp_pa
     assert {name for stage in nodes.stages for name in os.listdir(stage)} == {"step-2"}
 
 
+def test_a_look_that_fails_during_a_drain_does_not_count_as_a_deletion(nodes, monkeypatch):
+    """Without room for another checkpoint, the drain of a deleted one is given up."""
+    stager = nodes.lead(1)
+    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(3 << 20))
+    copied, error = node.copying.copy, TimeoutError(errno.ETIMEDOUT, "no answer", "n0")
+
+    def copy(items, source, draft, *more):
+        if "storage" in draft and items:
+            without_an_answer(stager.nodes.peers[0], monkeypatch, error, times=1)
+            stager.looking.due = 0.0
+            while not stager.looking.due:
+                time.sleep(0.01)
+        copied(items, source, draft, *more)
+
+    monkeypatch.setattr(node.copying, "copy", copy)
+    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    stager.work()
+    assert picture(nodes.storage) == picture(nodes.stages[0])
+
+
 def test_what_is_deleted_while_it_is_drained_is_deleted_on_storage(nodes, monkeypatch):
     """The script saves and deletes as soon as the first look has shown a checkpoint."""
     stager = nodes.lead(1)
@@ -690,8 +710,7 @@ def test_a_checkpoint_that_is_deleted_while_another_node_copies_it_is_kept(nodes
         return read(self, *of)
 
     write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(3 << 20))
-    stager.looking.complete(stager.looking.look())
-    stager.nodes.care()
+    stager.nodes.care(stager.looking.complete(stager.looking.look()))
     monkeypatch.setattr(node.StageNode, "read", read_late)
     todo.append(nodes.stages[0] / "step-1.pt")
     nodes.care(stager)

@@ -283,9 +283,11 @@ class Draining:
         """Raise GivenUpError if a newer checkpoint should be drained instead. At least every other
         drain is finished, however often the script saves.
         """
-        complete = list(self._looking.complete(self._looking.look()))
+        if (found := self._looking.look()) is None:
+            return
+        complete = self._looking.complete(found)
         self.check_room(complete)
-        self._nodes.care()
+        self._nodes.care(complete)
         newest = complete[0][1] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:

@@ -79,8 +79,7 @@ class Gathering:
         began, nodes = time.monotonic(), self._nodes
         nodes.refresh_soon()
         complete = list(self._looking.candidates(self._looking.found()))
-        nodes.whole(complete)
-        nodes.delete_rest()
+        nodes.delete_rest(nodes.whole(complete))
         found = nodes.manifests(complete)
         chosen, holdings = self._chosen(found, request), nodes.holdings
         self._draining.chosen = 0 if chosen is None else chosen.time

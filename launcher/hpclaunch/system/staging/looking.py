@@ -39,8 +39,10 @@ class Looking:
             (time.thread_time, LONGEST) if has_several else (time.monotonic, math.inf)
         )
 
-    def look(self) -> list[ExaminedCheckpoint]:
-        """Return the checkpoints that are in memory now, the newest first."""
+    def look(self) -> list[ExaminedCheckpoint] | None:
+        """Return the checkpoints that are in memory now, the newest first; None if the look has
+        failed.
+        """
         began, clock = time.monotonic(), self._clock()
         try:
             self._nodes.refresh()
@@ -49,7 +51,7 @@ class Looking:
             return found
         except (OSError, GivenUpError) as e:
             self._report(e, began)
-            return []
+            return None
         finally:
             took = self._clock() - clock
             self.due = began + max(PERIOD, min(took / SHARE, self._longest))

@@ -51,7 +51,6 @@ class Nodes(OneNode):
         self._requests = requests
         self._view: View | None = None  # once it leads
         self._leads = False
-        self._is_current = False  # the last refresh has succeeded
         self.index = 0
         self.hosts: dict[int, str] = {}
         self._lease = 0.0  # of the workers of other nodes: see Lead
@@ -62,7 +61,6 @@ class Nodes(OneNode):
         self._local = LocalNode(self.own, self.sources)
         self._noted = ""  # the record that other nodes have
         self.restored: set[str] = set()  # the paths of checkpoints that were restored
-        self._whole: list[Manifest] = []  # what `whole` has returned last
         self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
         self.by_script: set[str] = set()  # keys of checkpoints that it has deleted
         self._mesh: Mesh | None = None
@@ -122,7 +120,6 @@ class Nodes(OneNode):
     # What they have
 
     def refresh(self) -> None:
-        self._is_current = False
         if self._view is None:
             return
         if self._mesh is not None and self._mesh.term > self.term:
@@ -154,7 +151,6 @@ class Nodes(OneNode):
             for node, found in self.inventories.items()
         ]
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
-        self._is_current = True
 
     def refresh_soon(self) -> None:
         """Refresh once all nodes answer. The agent removes those that are lost."""
@@ -227,6 +223,9 @@ class Nodes(OneNode):
     def is_here(self, each: StagedFile) -> bool:
         return self._owner(each) == self.index
 
+    def _last_manifests(self, complete: Sequence[Complete]) -> list[Manifest]:
+        return [self._last[contents.key] for _, contents in complete]
+
     def manifests(self, complete: Iterable[Complete]) -> list[Manifest]:
         """Return the manifests of complete checkpoints, as far as they are whole."""
         return [found for _, found in self._with_manifests(complete)]
@@ -234,9 +233,7 @@ class Nodes(OneNode):
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
         every = list(self._with_manifests(complete))
         mixed = mixtures([found for _, found in every], self.holdings)
-        every = [(each, found) for each, found in every if found not in mixed]
-        self._whole = [found for _, found in every]
-        return [each for each, _ in every]
+        return [each for each, found in every if found not in mixed]
 
     def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
         kept = [k.manifest for holding in self.holdings for k in holding.kept]
@@ -252,17 +249,16 @@ class Nodes(OneNode):
                 if fuller is None:
                     yield each, found
 
-    def care(self) -> None:
-        if self._is_current:
-            self._caring.look(self._whole)
+    def care(self, complete: Sequence[Complete]) -> None:
+        self._caring.look(self._last_manifests(complete))
 
     def drop_kept(self, host: str) -> None:
         for node in self.inventories:
             if self.hosts.get(node) == host:
                 self._caring.drop_all(node)
 
-    def delete_rest(self) -> None:
-        if self._is_current and self._caring.finish(self._whole):
+    def delete_rest(self, complete: Sequence[Complete]) -> None:
+        if self._caring.finish(self._last_manifests(complete)):
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()
 

@@ -43,14 +43,16 @@ class OneNode:
     def await_workers(self) -> None:
         """Wait until no worker of another node runs, or another stager leads."""
 
-    def care(self) -> None:
-        """Give the orders that follow from what `whole` has returned last."""
+    def care(self, complete: Sequence[Complete]) -> None:
+        """Give the orders that follow from a look that has found these `whole` checkpoints."""
 
     def drop_kept(self, host: str) -> None:
         """Drop what a host without room keeps of other nodes, until the next restore."""
 
-    def delete_rest(self) -> None:
-        """Delete on all nodes what the script has deleted on one, before the last look."""
+    def delete_rest(self, complete: Sequence[Complete]) -> None:
+        """Delete on all nodes what the script has deleted on one, before the last look. It has
+        found these `whole` checkpoints.
+        """
 
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
         """Leave out checkpoints of which a file was lost with a node, or is being written."""

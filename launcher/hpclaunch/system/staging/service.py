@@ -171,10 +171,11 @@ class Stager:
     def work(self) -> None:
         """Drain a checkpoint if there is a new one, and delete what is not needed any more."""
         draining = self.draining
-        found = self.looking.look()
-        complete = list(self.looking.complete(found))
+        if (found := self.looking.look()) is None:
+            return
+        complete = self.looking.complete(found)
         draining.check_room(complete)
-        self.nodes.care()
+        self.nodes.care(complete)
         for each, contents in complete:
             if draining.is_waiting(contents):
                 break
@@ -225,7 +226,7 @@ class Stager:
             raise GivenUpError(reason(e)) from e
         every = list(self.looking.candidates(found))
         complete = self.nodes.whole(every)
-        self.nodes.delete_rest()
+        self.nodes.delete_rest(complete)
         keys = {contents.key for _, contents in complete}
         newer = takewhile(lambda key: key not in keys, (contents.key for _, contents in every))
         mixed = tuple(map(on_storage, newer))
