@@ -251,7 +251,7 @@ def test_the_next_leader_knows_what_the_last_one_has_put_on_storage(nodes, monke
 
 
 def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
-    """Its own node does not know the term."""
+    """Orders to its own node have no term that could be refused."""
     stager, orders = nodes.lead(), []
     stager.work()
     monkeypatch.setattr(stager.nodes._caring, "look", orders.append)
