@@ -169,6 +169,23 @@ def test_the_newest_for_the_status_is_the_stagers(resuming, staging, recorded, t
     assert [type(fact) for fact in recorded] == [CheckpointSaved]
 
 
+def test_a_search_that_has_failed_is_no_sign_of_a_lost_checkpoint(
+    resuming, staging, recorded, tmp_path
+):
+    resuming.seek_newest()
+    staging.on_found(Searched(1, (found(tmp_path / "storage" / "step-2.pt"),)))
+    resuming._newest_at = 0.0
+    resuming.seek_newest()
+    assert staging.on_found(Searched(2, (), "n1: no answer")) == []
+    assert [type(fact) for fact in recorded] == [CheckpointSaved]
+    resuming.choose(ChooseCheckpoint(number=7, is_last=True))
+    (failed,) = staging.on_found(Searched(3, (), "n1: no answer"))
+    assert isinstance(failed, events.SearchFailed)
+    assert failed.number == 7
+    assert failed.trouble.reason.endswith(": n1: no answer")
+    assert [type(fact) for fact in recorded] == [CheckpointSaved]
+
+
 def test_each_agent_looks_at_its_own_copy(resuming, tmp_path):
     path = tmp_path / "stage" / "step-2.pt"
     write(path)

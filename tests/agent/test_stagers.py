@@ -38,7 +38,7 @@ class Story:
         config = SimpleNamespace(arguments=("--dir", "ckpt"), job=job, trouble=trouble)
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
-        self.control = SimpleNamespace(leads=leads, index=0)
+        self.control = SimpleNamespace(leads=leads, index=0, job=job)
         stagers = Stagers(b"key", "identity", self.control)
         settings = Checkpoints("ckpt", (), "", "auto", str(base))
         self.adapter = Staging(context, settings, stagers)
@@ -104,7 +104,9 @@ def test_the_directory_has_the_same_path_on_all_nodes(tmp_path, monkeypatch):
 
 
 def test_before_each_round_the_leading_agent_restores(head):
-    assert head.requests("lead") == [("lead", 3, 0, PEERS)]
+    timing = head.control.job.timing
+    lease = timing.vote_lease + timing.election
+    assert head.requests("lead") == [("lead", 3, 0, "n0", lease, PEERS)]
     for number in (2, 3):
         assert head.search() == []
         assert head.requests("restore")[-1] == ("restore", number, (), (0, 1))
@@ -123,6 +125,22 @@ def test_an_earlier_restore_does_not_answer_a_later_search(head):
     late = messages.Restored(head.adapter._number, "", 0, 0.0)
     head.search()
     assert head.reply(late) == []
+    assert head.restored() == ["searched"]
+
+
+def test_an_earlier_refusal_does_not_answer_a_later_search(head):
+    head.search(agents=(0, 1, 2))
+    late = messages.Refused(head.adapter._number, "no room", "n2")
+    head.search()
+    assert head.reply(late) == []
+    assert head.requests("flush") == []
+    assert head.restored() == ["searched"]
+
+
+def test_a_lack_of_room_during_a_restore_does_not_end_that(head):
+    head.search()
+    assert head.reply(messages.NoRoom("no room", "n1")) == [events.StagerFound(6000, "n1: no room")]
+    assert head.requests("flush") == []
     assert head.restored() == ["searched"]
 
 
@@ -177,7 +195,7 @@ def test_a_stager_that_is_started_again_leads_and_restores(head):
     head.search()
     assert head.die() == [events.StagerFound()]
     after = [request[0] for request in head.asked[head.asked.index(("close",)) + 1 :]]
-    assert after == ["start", "introduce", "lead", "rounds", "hurry", "restore"]
+    assert after == ["start", "introduce", "lead", "rounds", "restore"]
     assert head.reply(messages.Listening(6500)) == [events.StagerFound(6500)]
 
 
@@ -204,8 +222,8 @@ def test_an_agent_that_no_longer_leads_waits_for_nothing(head):
 def test_if_memory_is_short_on_a_node_the_head_reports_it_for_all(head):
     head.search()
     head.restored()
-    refused = messages.Refused(0, "no room", "n1")
-    assert head.reply(refused) == [events.StagerFound(6000, "n1: no room")]
+    no_room = messages.NoRoom("no room", "n1")
+    assert head.reply(no_room) == [events.StagerFound(6000, "n1: no room")]
     assert head.facts[-1].host == "n1"
     assert head.said[-1] == (
         "--stage: from the next round on, the script saves to ckpt itself: n1: no room"

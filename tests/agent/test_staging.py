@@ -71,8 +71,8 @@ class Story:
 
     @property
     def requests(self):
-        """The names of the requests so far, without those on rounds and pauses."""
-        return [name for name, *_ in self.asked if name not in ("rounds", "hurry")]
+        """The names of the requests so far, without those on rounds."""
+        return [name for name, *_ in self.asked if name != "rounds"]
 
     def reply(self, *replies):
         self.adapter._client.given += replies
@@ -138,7 +138,7 @@ def test_without_a_directory_in_memory_nothing_is_staged(tmp_path, monkeypatch):
 
 
 def test_if_room_is_short_later_the_next_round_waits_until_all_is_on_storage(staging):
-    staging.reply(messages.Refused(0, "no room"), messages.Refused(0, "no room"))
+    staging.reply(messages.NoRoom("no room"), messages.NoRoom("no room"))
     assert staging.adapter.paths is not None
     assert staging.said[1:] == [
         "--stage: from the next round on, the script saves to ckpt itself: no room"
@@ -150,7 +150,7 @@ def test_if_room_is_short_later_the_next_round_waits_until_all_is_on_storage(sta
 
 
 def test_and_what_cannot_be_written_stays_in_memory(staging):
-    staging.reply(messages.Refused(0, "no room"))
+    staging.reply(messages.NoRoom("no room"))
     staging.search()
     assert staging.flushed("ckpt/1.pt", why=FULL) == ["searched"]
     assert staging.adapter.paths is not None

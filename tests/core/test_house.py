@@ -37,6 +37,7 @@ PURE = {
     "operator",
     "shlex",
     "signal",
+    "stat",
     "string",
     "textwrap",
     "typing",

@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any
 from staging_nodes import Activity, Answer, Copies, Data, LostError, Node, call, read
 
 from hpclaunch.core.staging import care, choice, copies
-from hpclaunch.core.staging.generations import (
-    Holding,
-    Manifest,
-    Settled,
-    StagedFile,
-    manifest,
-)
+from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.core.staging.generations import Holding, Manifest, Settled, manifest
 
 if TYPE_CHECKING:
     from staging_cluster import Cluster
@@ -154,11 +149,11 @@ class Leader:
             if name not in node.kept and len(node.kept) >= 2:
                 raise LostError("two generations are kept")
             node.kept.setdefault(name, Copies(effect.manifest))
-            for fetch in effect.fetches:
-                data = yield from read(self.world, self.cluster.nodes, fetch, name)
+            for transfer in effect.transfers:
+                data = yield from read(self.world, self.cluster.nodes, transfer)
                 if name in node.kept:
-                    node.kept[name].files[fetch.file.name] = data
-                    self.cluster.checker.kept(effect.manifest, fetch.file.name, node)
+                    node.kept[name].files[transfer.file.name] = data
+                    self.cluster.checker.kept(effect.manifest, transfer.file.name, node)
 
         _, error = yield self._call(effect.node, keep())
         self.care.handle(care.KeepEnded(effect.node, error is None))
@@ -228,11 +223,11 @@ class Leader:
             wave = copies.restoring(chosen, holdings, receivers)
             if not wave:
                 break
-            by_node: dict[int, list[copies.Fetch]] = {}
-            for fetch in wave:
-                by_node.setdefault(fetch.node, []).append(fetch)
+            by_node: dict[int, list[copies.Transfer]] = {}
+            for transfer in wave:
+                by_node.setdefault(transfer.node, []).append(transfer)
             yield from self._all(
-                self._call(n, self._fetch(nodes[n], chosen, some)) for n, some in by_node.items()
+                self._call(n, self._fetch(nodes[n], some)) for n, some in by_node.items()
             )
         yield from self._all(
             self._call(n, self._fetch_small(nodes[n], found, holdings)) for n in receivers
@@ -253,14 +248,14 @@ class Leader:
         return
         yield
 
-    def _fetch(self, node: Node, chosen: Manifest, fetches: Collection[copies.Fetch]) -> Activity:
+    def _fetch(self, node: Node, transfers: Collection[copies.Transfer]) -> Activity:
         order, draft = (self.term, self.number), {}
-        for fetch in fetches:
-            data = yield from read(self.world, self.cluster.nodes, fetch, chosen.generation)
-            draft[fetch.file.name] = data
+        for transfer in transfers:
+            data = yield from read(self.world, self.cluster.nodes, transfer)
+            draft[transfer.file.name] = data
         node.obey(order)  # another order may have come meanwhile
         node.files |= draft
-        node.fetched |= {f.file.name: f.file.identity for f in fetches}
+        node.fetched |= {f.file.name: f.file.identity for f in transfers}
 
     def _fetch_small(
         self, node: Node, found: Sequence[Manifest], holdings: Sequence[Holding]
@@ -271,28 +266,39 @@ class Leader:
             if name.endswith("config") and name not in parts and name not in node.files:
                 size, time = holding.files[name]
                 file = StagedFile(name, size, time)
-                fetch = copies.Fetch(node.index, file, holding.node, is_kept=False)
-                data = yield from read(self.world, self.cluster.nodes, fetch, "")
+                transfer = copies.Transfer(node.index, file, holding.node)
+                data = yield from read(self.world, self.cluster.nodes, transfer)
                 node.files[name] = data
                 node.fetched[name] = data.identity
 
     def _from_storage(self) -> Generator[float, None, Manifest]:
-        """Copy the newest checkpoint of storage into the staging directory of this node."""
+        """Copy the newest checkpoint of storage into the staging directory of this node, unless it
+        is there.
+        """
         order, node = (self.term, self.number), self.node
         newest = self.cluster.newest_of_storage()
         data = {f.name: self.cluster.storage[f.name] for f in newest.files}
         yield self.world.rng.uniform(0.1, 2.0)
         node.obey(order)
-        node.files |= data
-        node.fetched |= {name: each.identity for name, each in data.items()}
+        here = complete({name: (each, node.index) for name, each in node.files.items()})
+        restored = next((m for m in here if is_restored(m, newest)), None)
+        if restored is None:
+            node.files |= data
+            restored = newest
+        node.fetched |= {f.name: f.identity for f in restored.files}
         self._drained.add(newest.generation)
-        return newest
+        return restored
+
+
+def is_restored(here: Manifest, stored: Manifest) -> bool:
+    """Return whether a complete checkpoint in memory is the one on storage."""
+    return here.generation == stored.generation
 
 
 def short(effect: care.Effect) -> str:
     match effect:
-        case care.Keep(node=node, manifest=kept, fetches=fetches):
-            what = ", ".join(f"{f.file.name} from {f.source}" for f in fetches)
+        case care.Keep(node=node, manifest=kept, transfers=transfers):
+            what = ", ".join(f"{f.file.name} from {f.source}" for f in transfers)
             return f"node {node} keeps {kept.key} {kept.generation}: {what}"
         case care.Drop(node=node, generation=generation):
             return f"node {node} drops {generation}"

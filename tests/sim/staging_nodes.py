@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from hpclaunch.core.staging.copies import Fetch
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import Identity, StagedFile
 from hpclaunch.core.staging.generations import (
     Holding,
-    Identity,
     Kept,
     Manifest,
     Settled,
-    StagedFile,
 )
 
 SIZE = 1000
@@ -210,18 +209,16 @@ class Node:
                 del self.files[name]
 
 
-def read(
-    world: World, nodes: Sequence[Node], fetch: Fetch, generation: str
-) -> Generator[float, None, Data]:
+def read(world: World, nodes: Sequence[Node], transfer: Transfer) -> Generator[float, None, Data]:
     """Copy one file between nodes, as an activity of the node that fetches."""
-    to, source = nodes[fetch.node], nodes[fetch.source]
+    to, source = nodes[transfer.node], nodes[transfer.source]
     start = source.start
-    before = source.find(fetch.file, generation if fetch.is_kept else "")
+    before = source.find(transfer.file, transfer.kept)
     yield world.rng.uniform(0.01, 0.5) if to is not source else 0.01
     if not (to.reaches(source) and source.runs and source.start == start):
         raise LostError(f"node {source.index} is gone")
-    if source.find(fetch.file, generation if fetch.is_kept else "") != before:
-        raise LostError(f"{fetch.file.name} has changed")
+    if source.find(transfer.file, transfer.kept) != before:
+        raise LostError(f"{transfer.file.name} has changed")
     return before
 
 

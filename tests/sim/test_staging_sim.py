@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import staging_leader
 from staging_nodes import Node
 from staging_replay import broken, check
 
@@ -63,6 +64,10 @@ def compare_nothing(self: care.Care, holding: Holding, rule: Any = care.Care._go
     return rule(self, holding)
 
 
+def are_of_one_name(here: Manifest, stored: Manifest) -> bool:
+    return here.key == stored.key
+
+
 def always(*_: object) -> bool:
     return True
 
@@ -76,6 +81,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "the lowest node shows its file": (choice, "shown", show_lowest),
     "old files stay": (choice, "outdated", lambda *_: {}),
     "storage is not compared": (choice, "choice", ignore_storage),
+    "storage replaces nothing of its name": (staging_leader, "is_restored", are_of_one_name),
     "the decisive file is enough": (choice, "is_available", need_decisive),
     "one look is enough": (care.Care, "_found", property(lambda _: Everything(), never)),
     "a new node has deleted what it lacks": (care.Care, "_gone", compare_nothing),

@@ -137,11 +137,12 @@ class Resuming(Adapter):
         """Note what the stager has found in the memory of all nodes."""
         if reply.id == self._newest_number:
             self._newest_number = 0
-            self._note_newest(reply.found)
+            if not reply.why:
+                self._note_newest(reply.found)
         if reply.id != self._stager_number:
             return []
         self._stager_number = 0
-        return [self._chosen(reply.found)]
+        return [self._failed(reply.why) if reply.why else self._chosen(reply.found)]
 
     def hurry(self) -> None:
         """Copy checkpoints from memory at full speed until the next round."""

@@ -49,7 +49,9 @@ class Stagers:
         peers = tuple(
             PeerPlace(p.index, p.host, p.address, p.port, p.head_address) for p in effect.others
         )
-        client.lead(effect.term, self._control.index, peers)
+        index, job = self._control.index, self._control.job
+        lease = job.timing.vote_lease + job.timing.election  # by then, another one may lead
+        client.lead(effect.term, index, job.places[index].host, lease, peers)
 
     def has_resigned(self) -> bool:
         """Return whether another agent leads since the last call."""

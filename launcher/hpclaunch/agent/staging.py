@@ -145,8 +145,7 @@ class Staging(Adapter):
         )
         if self._stagers is not None:
             self._stagers.introduce(client)
-        client.rounds(self._rounds)
-        client.hurry(on=self._hurries)
+        client.rounds(self._rounds, hurry=self._hurries)
         if self._is_restoring:
             client.restore(self._number, self._avoid, self._agents)
         if self._is_flushing:
@@ -160,8 +159,7 @@ class Staging(Adapter):
         if not hurry:
             self.skipped, self._tried = (), set()  # the round that has begun has named them
         if self._client is not None:
-            self._client.rounds(rounds)
-            self._client.hurry(on=hurry)
+            self._client.rounds(rounds, hurry=hurry)
 
     def note_newest(self, path: str) -> None:
         """Note the newest checkpoint, each time that it is saved."""
@@ -337,13 +335,14 @@ class Staging(Adapter):
             case messages.Searched(id=number) if number == self._search_number:
                 self._search_number = 0
                 return self.on_found(reply)
-            case messages.Refused(why=why, host=host) if self._is_restoring and self._may_hold:
+            case messages.Refused(id=number) if self._is_restoring and number == self._number:
+                if not self._may_hold:
+                    return self._refuse(reply.why, reply.host)
                 # The next round begins with one on storage, and saves there.
                 self._is_restoring = False
-                self._refuse(why, host)
+                self._refuse(reply.why, reply.host)
                 self._begin_flush()
-                return []
-            case messages.Refused(why=why, host=host):
+            case messages.NoRoom(why=why, host=host):
                 return self._refuse(why, host)
             case messages.Draining():
                 self._copied = reply

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.core.staging.generations import (
-    Holding,
-    Kept,
-    Manifest,
-    Settled,
-    StagedFile,
-    manifest,
-)
+from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.core.staging.generations import Holding, Kept, Manifest, Settled, manifest
 
 
 def a_save(time: int, *owners: int, key: str = "last", size: int = 10) -> Manifest:

@@ -122,7 +122,10 @@ def test_a_node_takes_its_own_copy() -> None:
     holdings = nodes(save)
     holdings[1] = keep(holdings[1], save)
     wave = restoring(save, holdings[1:], [1, 2])
-    assert {(f.node, f.source, f.is_kept) for f in wave} == {(1, 1, True), (2, 1, True)}
+    assert {(f.node, f.source, f.kept) for f in wave} == {
+        (1, 1, save.generation),
+        (2, 1, save.generation),
+    }
 
 
 def test_an_older_file_of_the_name_is_replaced() -> None:

@@ -54,6 +54,12 @@ class Channel:
         os.close(self._open)
 
 
+def close(stager: Stager) -> None:
+    for each in stager.requests._waking:
+        each.close()
+    os.close(stager._lock)
+
+
 class Node:
     """A node with a staging directory, and storage."""
 
@@ -71,7 +77,7 @@ class Node:
         return made
 
     def close(self, stager: Stager) -> None:
-        stager.close()
+        close(stager)
         self.channel.close()
 
 

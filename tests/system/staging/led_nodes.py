@@ -3,65 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Collection
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-from kill_points import Channel
+from kill_points import Channel, close
 
 from hpclaunch.system.staging import messages
-from hpclaunch.system.staging.copying import THREADS, GivenUpError
 from hpclaunch.system.staging.launch import Launch
-from hpclaunch.system.staging.node import Entry, StageNode
+from hpclaunch.system.staging.node import StageNode
 from hpclaunch.system.staging.nodes import Nodes
-from hpclaunch.system.staging.peers import LocalNode
+from hpclaunch.system.staging.orders import LocalNode
 from hpclaunch.system.staging.service import Stager
-
-
-class Copying(Future[None]):
-    """A copy to storage by a node."""
-
-    done_bytes = 0
-    is_urgent = False
-    is_given_up = False
-
-    def cancel(self) -> bool:
-        self.is_given_up = True
-        return True
-
-
-class Peer(LocalNode):
-    """Another node, without a network."""
-
-    def copy(
-        self,
-        entries: Sequence[Entry],
-        essential: Collection[str],
-        drafted: str,
-        *,
-        in_memory: bool = False,
-    ) -> Copying:
-        call = Copying()
-
-        def between(done: int, _: float) -> int:
-            if call.is_given_up:
-                raise GivenUpError("it was cancelled")
-            call.done_bytes = done
-            return THREADS
-
-        def run() -> None:
-            try:
-                self._node.copy(entries, essential, drafted, between, in_memory=in_memory)
-                call.set_result(None)
-            except Exception as e:
-                call.set_exception(e)
-
-        self._pool.submit(run)
-        return call
-
-    def note(self, record: str) -> Future[None]:
-        return self._pool.submit(self._node.note, record)
 
 
 class LedNodes:
@@ -74,9 +28,10 @@ class LedNodes:
         for stage in self.stages:
             stage.mkdir(parents=True)
         self.living = set(range(number))
+        self.lease = 0.0  # of the workers of other nodes, in seconds
         self._stage_nodes = [StageNode(str(s), str(self.storage)) for s in self.stages]
         self._peers = {
-            index: Peer(node, lambda: {i: self._stage_nodes[i] for i in self.living})
+            index: LocalNode(node, lambda: {i: self._stage_nodes[i] for i in self.living})
             for index, node in enumerate(self._stage_nodes)
         }
         self._stagers: list[tuple[Stager, Channel]] = []
@@ -96,7 +51,8 @@ class LedNodes:
     def _lead(self) -> None:
         peers = {i: p for i, p in self._peers.items() if i in self.living - {self.leader}}
         assert isinstance(self._led_by.nodes, Nodes)
-        self._led_by.nodes.lead(self.leader, peers, {i: f"n{i}" for i in peers})
+        hosts = {i: f"n{i}" for i in (*peers, self.leader)}
+        self._led_by.nodes.lead(self.leader, peers, hosts, lease=self.lease)
 
     def lose(self, *lost: int) -> None:
         """Lose nodes with all that is in their memory."""
@@ -113,7 +69,7 @@ class LedNodes:
 
     def close(self) -> None:
         for stager, channel in self._stagers:
-            stager.close()
+            close(stager)
             channel.close()
 
     def sent(self, kind: type[Any]) -> list[Any]:
@@ -127,8 +83,7 @@ class LedNodes:
         """Copy the newest checkpoint to other nodes, but not to storage."""
         assert isinstance(stager.nodes, Nodes)
         for _ in range(3):
-            stager.looking.complete(stager.looking.look())
-            stager.nodes.care()
+            stager.nodes.care(stager.looking.complete(stager.looking.look()))
             wait(stager.nodes._caring._keeping.values())
 
     def work(self, stager: Stager) -> None:

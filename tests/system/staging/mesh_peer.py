@@ -2,12 +2,12 @@
 
 import sys
 
-from hpclaunch.system.staging import mesh
+from hpclaunch.system.staging import mesh, remote_node
 from hpclaunch.system.staging.node import StageNode
 
 if __name__ == "__main__":
     stage, storage, key, silence = sys.argv[1:]
-    mesh.SILENCE = float(silence)
+    remote_node.SILENCE = float(silence)
     sys.stdout.write(f"{mesh.Mesh(bytes.fromhex(key), StageNode(stage, storage)).port}\n")
     sys.stdout.flush()
     sys.stdin.read()

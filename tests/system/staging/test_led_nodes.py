@@ -1,20 +1,23 @@
 """A stager that leads several nodes: what it drains, keeps, restores and deletes."""
 
+import contextlib
 import errno
 import os
 import shutil
+import threading
 import time
 import warnings
-from concurrent.futures import Future
 
 import pytest
-from led_nodes import Copying, LedNodes
+from kill_points import KilledError
+from led_nodes import LedNodes
 from looking import cut_short, damage, newest
-from saving_scripts import picture, write
+from saving_scripts import deepspeed, picture, write
 
-from hpclaunch.system.staging import copying, looking, messages, node, room, view
+from hpclaunch.system.staging import copying, draining, looking, messages, node, room, view
 from hpclaunch.system.staging import nodes as nodes_of
 from hpclaunch.system.staging.one_node import OneNode
+from hpclaunch.system.staging.orders import Call, Copy, Look, Note
 
 NEWER = "storage has a newer one"
 
@@ -52,19 +55,19 @@ def clear(storage):
     storage.mkdir()
 
 
-def without_an_answer(peer, monkeypatch, error, times=-1):
-    """Have a node not answer for some times; -1: never."""
-    inventory, left = peer.inventory, [times]
+def without_an_answer(peer, monkeypatch, error, times=-1, order=Look):
+    """Have a node not answer an order for some times; -1: never."""
+    ask, left = peer.ask, [times]
 
-    def silent():
-        if left[0] == 0:
-            return inventory()
+    def silent(given):
+        if not isinstance(given, order) or left[0] == 0:
+            return ask(given)
         left[0] -= 1
-        call = Future()
+        call = Call()
         call.set_exception(error)
         return call
 
-    monkeypatch.setattr(peer, "inventory", silent)
+    monkeypatch.setattr(peer, "ask", silent)
 
 
 # Draining
@@ -133,6 +136,20 @@ def test_a_look_that_takes_long_puts_off_the_next_one_by_seconds(nodes, monkeypa
     assert began + 5 < stager.looking.due < began + 15
 
 
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_a_search_waits_for_a_node_that_does_not_answer(nodes, monkeypatch, is_lasting):
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=-1 if is_lasting else 3)
+    monkeypatch.setattr(nodes_of, "PATIENCE", 0.2 if is_lasting else 60.0)
+    searched = stager.search(5)
+    if is_lasting:
+        assert searched == messages.Searched(5, (), "n1: no answer")
+    else:
+        assert [found.name for found in searched.found] == ["step-1.pt"]
+
+
 @pytest.mark.parametrize("change", [None, cut_short])
 def test_without_the_whole_shard_of_another_node_it_is_incomplete(nodes, tmp_path, change):
     stager = nodes.lead()
@@ -187,18 +204,19 @@ def test_everything_of_all_nodes_is_flushed(nodes):
     assert picture(nodes.storage)["results.bin"] == picture(nodes.stages[2])["results.bin"]
 
 
-def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monkeypatch):
+@pytest.mark.parametrize("meanwhile", ["copy", "share"])
+def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monkeypatch, meanwhile):
     stager = nodes.lead()
     write(nodes.stages[0] / "snapshot.pt", 1)
     (nodes.stages[0] / "latest").write_text("1")
-    copied = OneNode.copy
+    done = getattr(OneNode, meanwhile)
 
-    def copy(self, items, *more, **options):
-        copied(self, items, *more, **options)
+    def late(self, *words, **options):
+        done(self, *words, **options)
         write(nodes.storage / "snapshot.pt", 2)
         (nodes.storage / "latest").write_text("2")
 
-    monkeypatch.setattr(stager.nodes, "copy", copy.__get__(stager.nodes))
+    monkeypatch.setattr(stager.nodes, meanwhile, late.__get__(stager.nodes))
     stager.work()
     stager.work()  # too early to try it again
     newer = picture(nodes.storage)
@@ -206,6 +224,40 @@ def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monke
     assert (nodes.storage / "latest").read_text() == "2"
     assert newer["snapshot.pt"] != picture(nodes.stages[0])["snapshot.pt"]
     assert stager.flush(1).why == NEWER
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_next_leader_knows_what_the_last_one_has_put_on_storage(nodes, monkeypatch, fails):
+    """Else it would keep that as a checkpoint of an earlier launch."""
+    stager = nodes.lead(0)
+    if fails:  # the first time, a node does not get the record
+        error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+        without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=1, order=Note)
+    else:
+
+        def die(*_):
+            raise KilledError
+
+        monkeypatch.setattr(stager.others, "drain", die)
+    write(nodes.stages[1] / "snapshot.pt", 1)
+    with contextlib.nullcontext() if fails else pytest.raises(KilledError):
+        nodes.work(stager)
+    nodes.lose(0)
+    stager = nodes.lead(1)
+    nodes.restore(stager)
+    write(nodes.stages[1] / "snapshot.pt", 2)
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[1])
+
+
+def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
+    """Orders to its own node have no term that could be refused."""
+    stager, orders = nodes.lead(), []
+    stager.work()
+    monkeypatch.setattr(stager.nodes._caring, "look", orders.append)
+    stager.nodes._follow()
+    stager.work()
+    assert orders == []
 
 
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
@@ -293,6 +345,52 @@ def test_of_both_nodes_that_have_it_lost_an_older_one_is_restored(nodes):
     nodes.lose(0, 2)
     assert nodes.restore(stager).path == str(nodes.storage / "step-1.pt")
     assert picture(nodes.stages[1]) == before
+
+
+def test_a_later_one_on_storage_replaces_the_one_of_its_name_in_memory(nodes):
+    """The leader still has the state that was restored last."""
+    stager = nodes.lead(1)
+    write(nodes.stages[2] / "snapshot.pt", 1)
+    nodes.work(stager)
+    nodes.restore(stager)
+    write(nodes.stages[2] / "snapshot.pt", 2)
+    nodes.work(stager)
+    expected = picture(nodes.stages[2])
+    assert picture(nodes.storage) == expected != picture(nodes.stages[1])
+    nodes.lose(0, 2)
+    assert nodes.restore(stager).path == str(nodes.storage / "snapshot.pt")
+    assert picture(nodes.stages[1]) == expected
+
+
+def test_one_on_storage_replaces_a_mixture_of_its_name_in_memory(nodes, tmp_path):
+    """The nodes with the new shards are lost, and the leader has old ones and the new metadata."""
+    stager = nodes.lead(0)
+    expected = picture(dcp(nodes, 1, tmp_path, key="last"))
+    nodes.work(stager)
+    nodes.restore(stager)
+    dcp(nodes, 2, tmp_path, key="last")
+    nodes.lose(1, 2)
+    assert nodes.restore(stager).path == str(nodes.storage / "last")
+    assert picture(nodes.stages[0]) == expected
+
+
+def test_trackers_are_restored_with_their_checkpoint_from_storage(tmp_path):
+    """The two nodes that are left have the trackers of the restore before."""
+    nodes = LedNodes(tmp_path, 4)
+    stager = nodes.lead(1)
+    for step in (1, 2):
+        deepspeed(nodes.stages[2], step)
+        (nodes.stages[2] / "newest").unlink(missing_ok=True)
+        (nodes.stages[2] / "newest").symlink_to(nodes.stages[2] / f"global_step{step}")
+        nodes.work(stager)
+        if step == 1:
+            nodes.restore(stager)
+    expected = picture(nodes.stages[2])
+    nodes.lose(2, 3)
+    assert nodes.restore(stager).path == str(nodes.storage / "global_step2")
+    found = [picture(stage) for stage in nodes.stages[:2]]
+    assert all(each.items() >= expected.items() for each in found)
+    nodes.close()
 
 
 def test_what_is_only_on_storage_is_read_once_and_reaches_all(nodes, tmp_path):
@@ -420,14 +518,33 @@ def test_a_restore_that_a_node_does_not_record_is_begun_again(nodes, monkeypatch
         assert sorted(picture(nodes.storage)) == ["step-1.pt", "step-2.pt"]
 
 
+def test_a_node_that_does_not_answer_keeps_no_memory_from_the_leading_one(nodes, monkeypatch):
+    """The view has links to the leading node's own files."""
+    stager = nodes.lead(0)
+    deleted, replaced = (nodes.stages[0] / name for name in ("step-1.pt", "snapshot.pt"))
+    for path in (deleted, replaced):
+        write(path, 1)
+    nodes.work(stager)
+    with replaced.open("rb") as before:
+        deleted.unlink()
+        write(replaced, 2)
+        error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+        without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=1)
+        stager.looking.look()
+        assert not os.path.exists(os.path.join(stager.nodes.launch.root, deleted.name))
+        assert os.fstat(before.fileno()).st_nlink == 0
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[0])
+
+
 def test_the_leading_node_needs_room_for_the_ends_of_other_nodes_files(nodes, monkeypatch):
     stager = nodes.lead(0)
     nodes.restore(stager)
     write(nodes.stages[1] / "step-1.pt", 1, more=os.urandom(1 << 20))
     limit_room(monkeypatch, nodes.stages[0], 1_000_000)
     nodes.work(stager)
-    (refused,) = nodes.sent(messages.Refused)
-    assert refused.host == os.uname().nodename
+    (no_room,) = nodes.sent(messages.NoRoom)
+    assert no_room.host == "n0"
 
 
 # Deletion
@@ -446,7 +563,6 @@ def test_what_the_first_rank_deletes_is_deleted_everywhere(nodes, tmp_path):
     nodes.work(stager)
     assert picture(nodes.storage) == expected
     assert [os.listdir(stage) for stage in nodes.stages] == [["step-2"]] * 3
-    assert [m.path for m in nodes.sent(messages.Deleted)] == [str(nodes.storage / "step-1")]
 
 
 def test_a_lost_node_has_deleted_nothing(nodes):
@@ -460,7 +576,6 @@ def test_a_lost_node_has_deleted_nothing(nodes):
     nodes.work(stager)
     assert stager.flush(1).missing == ()
     assert sorted(os.listdir(nodes.storage)) == ["step-1.pt", "step-2.pt", "step-3.pt"]
-    assert not nodes.sent(messages.Deleted)
 
 
 @pytest.mark.parametrize("end", ["restore", "flush"])
@@ -477,6 +592,26 @@ def test_what_is_deleted_after_the_last_look_is_deleted_everywhere(nodes, tmp_pa
     assert stager.flush(1).missing == ()
     assert picture(nodes.storage) == expected
     assert {name for stage in nodes.stages for name in os.listdir(stage)} == {"step-2"}
+
+
+def test_a_look_that_fails_during_a_drain_does_not_count_as_a_deletion(nodes, monkeypatch):
+    """Without room for another checkpoint, the drain of a deleted one is given up."""
+    stager = nodes.lead(1)
+    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(3 << 20))
+    copied, error = node.copying.copy, TimeoutError(errno.ETIMEDOUT, "no answer", "n0")
+
+    def copy(items, source, draft, *more):
+        if "storage" in draft and items:
+            without_an_answer(stager.nodes.peers[0], monkeypatch, error, times=1)
+            stager.looking.due = 0.0
+            while not stager.looking.due:
+                time.sleep(0.01)
+        copied(items, source, draft, *more)
+
+    monkeypatch.setattr(node.copying, "copy", copy)
+    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    stager.work()
+    assert picture(nodes.storage) == picture(nodes.stages[0])
 
 
 def test_what_is_deleted_while_it_is_drained_is_deleted_on_storage(nodes, monkeypatch):
@@ -542,7 +677,6 @@ def test_nodes_that_keep_everything_make_room(nodes, monkeypatch):
         nodes.work(stager)
     assert sorted(os.listdir(nodes.storage)) == [f"step-{step}.pt" for step in range(1, 9)]
     assert len(os.listdir(nodes.stages[0])) <= 3
-    assert not nodes.sent(messages.Deleted)
 
 
 def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monkeypatch):
@@ -562,7 +696,7 @@ def test_copies_of_other_nodes_never_take_the_room_of_the_next_save(nodes, monke
         nodes.work(stager)
         others.append(100_000)  # by other programs
     assert 0 < max(most) < 200_000
-    assert nodes.sent(messages.Refused)
+    assert nodes.sent(messages.NoRoom)
     assert kept(nodes) == [0, 0, 0]
 
 
@@ -576,8 +710,7 @@ def test_a_checkpoint_that_is_deleted_while_another_node_copies_it_is_kept(nodes
         return read(self, *of)
 
     write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(3 << 20))
-    stager.looking.complete(stager.looking.look())
-    stager.nodes.care()
+    stager.nodes.care(stager.looking.complete(stager.looking.look()))
     monkeypatch.setattr(node.StageNode, "read", read_late)
     todo.append(nodes.stages[0] / "step-1.pt")
     nodes.care(stager)
@@ -614,7 +747,7 @@ def test_room_for_two_copies_of_another_node_is_needed(nodes, monkeypatch):
     monkeypatch.setattr(node.StageNode, "inventory", limited)
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.work(stager)
-    assert nodes.sent(messages.Refused)
+    assert nodes.sent(messages.NoRoom)
     assert kept(nodes) == [0, 0, 0]
 
 
@@ -718,12 +851,15 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     (nodes.stages[0] / "log.txt").write_text("a log")
     (nodes.stages[2] / "results.data").write_bytes(os.urandom(3 << 20))
     peer = stager.nodes.peers[2]
+    ask = peer.ask
 
-    def copy(*_, **__):
+    def lost(order):
+        if not isinstance(order, Copy):
+            return ask(order)
         nodes.lose(2)
-        return Copying()  # which never ends
+        return Call()  # which never ends
 
-    monkeypatch.setattr(peer, "copy", copy)
+    monkeypatch.setattr(peer, "ask", lost)
     flushed = stager.flush(1)
     assert (flushed.missing, flushed.checkpoint) == ((), "")
     assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]
@@ -792,6 +928,47 @@ def test_without_its_agent_a_stager_flushes_nothing_once_another_one_leads(nodes
     assert (flushed.missing, flushed.why) == ((str(nodes.storage),), "another stager leads")
     assert os.listdir(nodes.storage) == []
     assert time.monotonic() < began + 20
+
+
+def test_without_its_agent_a_stager_ends_silently_once_another_one_leads(nodes, monkeypatch, capfd):
+    """The other one has all that is in memory."""
+    nodes.lease = 60.0
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    stager.requests.is_gone = True
+    error = ConnectionRefusedError(errno.ECONNREFUSED, "another stager leads")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    stager._end()
+    assert capfd.readouterr().err == ""
+    assert os.listdir(nodes.storage) == []
+    assert not nodes.stages[0].parent.exists()
+
+
+def test_without_its_agent_a_stager_waits_for_the_workers_of_other_nodes(nodes):
+    """Workers save until their lease is over."""
+    nodes.lease = 3.0
+    stager = nodes.lead()
+    results = nodes.stages[1] / "results.data"
+    results.write_bytes(b"half")
+    stager.requests.is_gone = True
+    writer = threading.Timer(2.0, results.write_bytes, [b"all of it"])
+    writer.start()
+    stager._end()
+    assert (nodes.storage / "results.data").read_bytes() == b"all of it"
+
+
+def test_without_its_agent_a_stager_does_not_wait_for_workers_that_are_gone(nodes, monkeypatch):
+    nodes.lease = 60.0
+    stager = nodes.lead()
+    (nodes.stages[0] / "log.txt").write_text("a log")
+    stager.requests.is_gone = True
+    error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+    for peer in stager.nodes.peers.values():
+        without_an_answer(peer, monkeypatch, error)
+    began = time.monotonic()
+    stager._end()
+    assert time.monotonic() < began + 20
+    assert os.listdir(nodes.storage) == ["log.txt"]
 
 
 def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch):
@@ -865,6 +1042,27 @@ def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch
     assert [picture(stage) for stage in (*nodes.stages, nodes.storage)] == [
         picture(nodes.stages[0])
     ] * 4
+
+
+def test_a_newer_checkpoint_is_noticed_while_storage_stalls(nodes, monkeypatch):
+    """Storage is so slow that each look falls into the copy of a piece."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    copied, todo = copying._copy_span, [2]
+
+    def slow(source, draft, *more):
+        if "storage" in draft:
+            if todo:
+                write(nodes.stages[0] / "step-2.pt", todo.pop())
+                stager.looking.due = 0.0
+            time.sleep(0.3)
+        return copied(source, draft, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", slow)
+    monkeypatch.setattr(copying, "SPAN", 50_000)
+    monkeypatch.setattr(draining, "THREADS", 1)
+    nodes.work(stager)
+    assert [message.step for message in nodes.sent(messages.Drained)] == [2, 1]
 
 
 def test_what_was_not_chosen_is_not_drained_any_more(nodes, tmp_path, monkeypatch):

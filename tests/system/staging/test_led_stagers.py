@@ -56,8 +56,8 @@ class Stagers:
             for i in sorted(self.living - {leader})
         )
         client = self.clients[leader]
-        client.lead(self.term, leader, peers)
-        client.hurry(on=True)
+        client.lead(self.term, leader, f"n{leader}", 0.0, peers)
+        client.rounds((), hurry=True)
         return client
 
     def lose(self, index: int) -> None:

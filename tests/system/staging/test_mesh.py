@@ -17,23 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from saving_scripts import picture
 
-from hpclaunch.core.staging.generations import Settled, StagedFile, manifest
+from hpclaunch.core.protocol.values import replace
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.core.staging.generations import Settled, manifest
 from hpclaunch.system.shared import packing
 from hpclaunch.system.staging import mesh as mesh_module
+from hpclaunch.system.staging import mesh_messages, remote_node
 from hpclaunch.system.staging.copying import GivenUpError
+from hpclaunch.system.staging.fetching import PIECE, STREAMS
 from hpclaunch.system.staging.mesh import Mesh
-from hpclaunch.system.staging.mesh_messages import (
-    Copy,
-    Delete,
-    Fetch,
-    Keep,
-    Look,
-    Order,
-    Read,
-    Settle,
-)
+from hpclaunch.system.staging.mesh_messages import LIMIT, Read, Request, packed
 from hpclaunch.system.staging.messages import PeerPlace
-from hpclaunch.system.staging.node import PIECE, Entry, StageNode, Wanted
+from hpclaunch.system.staging.node import StageNode
+from hpclaunch.system.staging.orders import Copy, Delete, Drop, Fetch, Keep, Lend, Look, Settle
 from hpclaunch.system.staging.publishing import DRAFT, draft
 
 KEY = b"k" * 32
@@ -102,6 +99,11 @@ def lead(leader, *ports, term=1, index=0):
     return list(leader.peers.values())
 
 
+def sources(mesh):
+    """Return the nodes from which that of this stager can fetch."""
+    return {**mesh.peers, mesh._index: mesh._node}
+
+
 def write(root, name, data=b""):
     path = root / "ckpt" / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,6 +113,10 @@ def write(root, name, data=b""):
 
 def files(inventory):
     return [entry for entry in inventory.entries if entry.is_file]
+
+
+def copy_of(entries, drafted):
+    return Copy(entries, frozenset({"model.pt"}), os.path.basename(drafted), False)
 
 
 def wait_for(condition):
@@ -128,16 +134,16 @@ def test_an_inventory_is_the_same_on_the_leader(leader, follower, start, tmp_pat
     (tmp_path / "follower" / "ckpt" / "latest").symlink_to("step")
     (peer,) = lead(leader, follower.port)
     node = StageNode(str(tmp_path / "follower" / "ckpt"), "")
-    found = [StagedFile(e.name, e.size, e.time) for e in files(node.inventory())]
-    kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",), 7)
-    peer.keep(kept).result(LONG)
-    peer.lend(files(node.inventory())).result(LONG)
-    peer.settle(Settled(2, frozenset({0, 1}), "some")).result(LONG)
-    assert peer.inventory().result(LONG)._replace(free=None) == node.inventory()._replace(free=None)
-    assert peer.inventory().result(LONG).kept[0].manifest == kept
-    peer.drop(kept.generation).result(LONG)
-    peer.delete(node.inventory().entries).result(LONG)
-    found = peer.inventory().result(LONG)
+    found = files(node.inventory())
+    kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",))
+    peer.ask(Keep(kept)).result(LONG)
+    peer.ask(Lend(tuple(files(node.inventory())))).result(LONG)
+    peer.ask(Settle(Settled(2, frozenset({0, 1}), "some"))).result(LONG)
+    assert peer.ask(Look()).result(LONG)._replace(free=None) == node.inventory()._replace(free=None)
+    assert peer.ask(Look()).result(LONG).kept[0].manifest == kept
+    peer.ask(Drop(kept.generation)).result(LONG)
+    peer.ask(Delete(node.inventory().entries)).result(LONG)
+    found = peer.ask(Look()).result(LONG)
     assert (found.entries, found.kept) == ((), ())
 
 
@@ -148,20 +154,20 @@ def test_a_generation_comes_from_two_holders(leader, start, tmp_path):
     write(tmp_path / "two", "step/rank1.pt", data[::-1])
     write(tmp_path / "leader", "step/meta", b"meta")
     one, two, three = lead(leader, *(start(name).port for name in ("one", "two", "three")))
-    entries = [*files(one.inventory().result(LONG)), *files(two.inventory().result(LONG))]
-    own = files(leader.sources[0].inventory())
-    wanted = [Wanted(entry, 1 + at) for at, entry in enumerate(entries)]
-    call = three.fetch([*wanted, Wanted(own[0], 0)], "some")
+    entries = [*files(one.ask(Look()).result(LONG)), *files(two.ask(Look()).result(LONG))]
+    own = files(sources(leader)[0].inventory())
+    wanted = tuple(Transfer(0, entry, 1 + at) for at, entry in enumerate(entries))
+    call = three.ask(Fetch((*wanted, Transfer(0, own[0], 0)), "some"))
     call.result(LONG)
-    leader.sources[0].fetch(wanted, "", leader.sources)
+    sources(leader)[0].fetch(wanted, "", sources(leader))
     whole = picture(tmp_path / "leader" / "ckpt")
     assert len(whole) == 3
     assert picture(tmp_path / "three" / "kept" / "some" / "files") == whole
     # The leader is lost; the others have all.
     write(tmp_path / "one", "step/rank0.pt")
-    kept = [Wanted(entry, 3, "some") for entry in (*entries, *own)]
+    kept = tuple(Transfer(0, entry, 3, "some") for entry in (*entries, *own))
     one_again, *_ = lead(start("next"), *(peer.place[1] for peer in (one, two, three)), term=2)
-    one_again.fetch(kept, "").result(LONG)
+    one_again.ask(Fetch(kept)).result(LONG)
     assert picture(tmp_path / "one" / "ckpt") == whole
 
 
@@ -169,20 +175,20 @@ def test_a_copy_to_storage(leader, follower, tmp_path, storage):
     """Copy into a draft; give up if a file has changed."""
     write(tmp_path / "follower", "model.pt", data := os.urandom(PIECE))
     (peer,) = lead(leader, follower.port)
-    entries = peer.inventory().result(LONG).entries
+    entries = peer.ask(Look()).result(LONG).entries
     with draft(storage, "launch") as drafted:
-        peer.copy(entries, ["model.pt"], drafted).result(LONG)
+        peer.ask(copy_of(entries, drafted)).result(LONG)
         assert (Path(drafted) / "model.pt").read_bytes() == data
         write(tmp_path / "follower", "model.pt", data[::-1])
         with pytest.raises(GivenUpError):
-            peer.copy(entries, ["model.pt"], drafted).result(LONG)
+            peer.ask(copy_of(entries, drafted)).result(LONG)
 
 
 @pytest.fixture
 def slow_copy(monkeypatch):
     """Have a copy to storage take forever, but for its pauses."""
 
-    def slow(_items, _source, _draft, _root, between):
+    def slow(_items, _source, _draft, between):
         threads, done = between(0, 0.0), 0
         while threads == 1:
             threads, done = between(done := done + 1, 0.01), done
@@ -194,13 +200,13 @@ def slow_copy(monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Have peers count as lost soon."""
-    monkeypatch.setattr(mesh_module, "SILENCE", 2.0)
+    monkeypatch.setattr(remote_node, "SILENCE", 2.0)
     monkeypatch.setattr(mesh_module, "SAY", 0.1)
 
 
 def test_a_copy_may_take_longer_than_a_peer_may_be_silent(impatient, copying):
     time.sleep(3.0)
-    copying.is_urgent = True
+    copying.hurry(on=True)
     assert copying.result(LONG) is None
 
 
@@ -209,9 +215,9 @@ def copying(slow_copy, leader, follower, tmp_path, storage):
     """A copy to storage that another node has begun."""
     write(tmp_path / "follower", "model.pt", b"x")
     (peer,) = lead(leader, follower.port)
-    entries = peer.inventory().result(LONG).entries
+    entries = peer.ask(Look()).result(LONG).entries
     with draft(storage, "launch") as drafted:
-        call = peer.copy(entries, ["model.pt"], drafted)
+        call = peer.ask(copy_of(entries, drafted))
         wait_for(lambda: call.done_bytes > 0)
         assert not call.done()
         yield call
@@ -222,7 +228,7 @@ def held(tmp_path):
 
 
 def test_a_copy_becomes_urgent(copying):
-    copying.is_urgent = True
+    copying.hurry(on=True)
     assert copying.result(LONG) is None
 
 
@@ -248,31 +254,31 @@ def test_a_copy_ends_with_the_leader_that_has_ordered_it(copying, leader, tmp_pa
 def test_a_leader_of_a_lower_term_is_refused(leader, follower, start):
     old, later = start("old"), start("later")
     (of_old,) = lead(old, follower.port, term=3)
-    of_old.inventory().result(LONG)
+    of_old.ask(Look()).result(LONG)
     (of_later,) = lead(later, follower.port, term=4)
-    of_later.inventory().result(LONG)
-    for call in (of_old.inventory(), of_old.drop("some"), of_old.delete([])):
+    of_later.ask(Look()).result(LONG)
+    for call in (of_old.ask(Look()), of_old.ask(Drop("some")), of_old.ask(Delete(()))):
         with pytest.raises(ConnectionRefusedError):
             call.result(LONG)
-    of_later.inventory().result(LONG)
+    of_later.ask(Look()).result(LONG)
     assert follower.term == 4
     # Nor does it lead on after it has obeyed a later one.
     (_, of_old_itself) = lead(later, follower.port, old.port, term=4)
-    of_old_itself.inventory().result(LONG)
+    of_old_itself.ask(Look()).result(LONG)
     assert old.term == 4
     with pytest.raises(ConnectionRefusedError):
-        of_old.inventory().result(LONG)
+        of_old.ask(Look()).result(LONG)
     # One that has led itself obeys only later ones.
     (of_leader,) = lead(leader, later.port, term=4)
-    of_leader.inventory().result(LONG)
+    of_leader.ask(Look()).result(LONG)
     later.lead(5, 0, ())
     with pytest.raises(ConnectionRefusedError):
-        of_leader.inventory().result(LONG)
+        of_leader.ask(Look()).result(LONG)
 
 
 def test_a_later_leader_ends_what_was_ordered_before(copying, follower, start, tmp_path):
     (peer,) = lead(start("later"), follower.port, term=2)
-    peer.inventory().result(LONG)
+    peer.ask(Look()).result(LONG)
     with pytest.raises(GivenUpError):
         copying.result(LONG)
     assert not held(tmp_path)
@@ -281,7 +287,7 @@ def test_a_later_leader_ends_what_was_ordered_before(copying, follower, start, t
 def test_any_node_may_read(leader, follower, start, tmp_path):
     """A node that fetches for the leader of a lower term gets pieces of files."""
     write(tmp_path / "follower", "model.pt", b"x")
-    (entry,) = follower.sources[-1].inventory().entries
+    (entry,) = sources(follower)[-1].inventory().entries
     follower.lead(9, 0, ())
     (peer,) = lead(leader, follower.port)
     assert bytes(peer.read("model.pt", "", entry.identity, 0, 1)) == b"x"
@@ -289,7 +295,7 @@ def test_any_node_may_read(leader, follower, start, tmp_path):
 
 def test_peers_that_stay_keep_their_connections(leader, follower, start):
     (peer,) = lead(leader, follower.port)
-    peer.inventory().result(LONG)
+    peer.ask(Look()).result(LONG)
     assert lead(leader, follower.port, start("other").port, term=2)[0] is peer
     leader.follow()
     assert not leader.peers
@@ -303,7 +309,7 @@ def test_a_node_that_is_not_there(leader):
         s.bind(("127.0.0.1", 0))
         (peer,) = lead(leader, s.getsockname()[1])
         with pytest.raises(ConnectionError):
-            peer.inventory().result(LONG)
+            peer.ask(Look()).result(LONG)
 
 
 class Relay:
@@ -344,10 +350,10 @@ def test_a_connection_that_was_lost_while_idle(leader, follower):
     """The next call makes another one."""
     with contextlib.closing(Relay(follower.port)) as relay:
         (peer,) = lead(leader, relay.port)
-        peer.inventory().result(LONG)
+        peer.ask(Look()).result(LONG)
         relay.cut()
         wait_for(peer._idle[0].is_lost)
-        peer.inventory().result(LONG)
+        peer.ask(Look()).result(LONG)
 
 
 def large(path, size):
@@ -363,42 +369,42 @@ def test_a_source_that_is_killed(leader, spawn, tmp_path):
     large(tmp_path / "one" / "ckpt" / "model.pt", 64 * PIECE)
     (process, port), (_, other) = spawn("one"), spawn("two")
     lead(leader, port, other)
-    wanted = [Wanted(e, 1) for e in files(leader.peers[1].inventory().result(LONG))]
-    leader.peers[2].fetch(wanted, "").result(LONG)
-    call = leader.peers[2].fetch(wanted, "some")
+    wanted = tuple(Transfer(0, e, 1) for e in files(leader.peers[1].ask(Look()).result(LONG)))
+    leader.peers[2].ask(Fetch(wanted)).result(LONG)
+    call = leader.peers[2].ask(Fetch(wanted, "some"))
 
-    def kill(done):
+    def kill(done, _):
         if done:
             process.kill()
 
     with pytest.raises(ConnectionError):
-        leader.sources[0].fetch(wanted, "", leader.sources, kill)
+        sources(leader)[0].fetch(wanted, "", sources(leader), kill)
     with contextlib.suppress(OSError):  # it may have been done before
         call.result(LONG)
-    assert leader.sources[0].inventory().entries == ()
-    leader.sources[0].fetch([w._replace(source=2) for w in wanted], "", leader.sources)
+    assert sources(leader)[0].inventory().entries == ()
+    sources(leader)[0].fetch([replace(w, source=2) for w in wanted], "", sources(leader))
     assert picture(tmp_path / "leader" / "ckpt") == picture(tmp_path / "one" / "ckpt")
 
 
 @pytest.mark.starts
 def test_a_source_that_is_stopped(leader, spawn, tmp_path, monkeypatch):
     """A node that is silent fails what waits for it, and serves again once it continues."""
-    monkeypatch.setattr(mesh_module, "SILENCE", SILENCE)
+    monkeypatch.setattr(remote_node, "SILENCE", SILENCE)
     large(tmp_path / "one" / "ckpt" / "model.pt", 8 * PIECE)
     (process, port), (_, other) = spawn("one"), spawn("two")
     one, two = lead(leader, port, other)
-    wanted = [Wanted(e, 1) for e in files(one.inventory().result(LONG))]
+    wanted = tuple(Transfer(0, e, 1) for e in files(one.ask(Look()).result(LONG)))
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        one.inventory().result(LONG)
+        one.ask(Look()).result(LONG)
     with pytest.raises(TimeoutError):
-        two.fetch(wanted, "").result(LONG)  # this one is alive, and says so meanwhile
+        two.ask(Fetch(wanted)).result(LONG)  # this one is alive, and says so meanwhile
     with pytest.raises(TimeoutError):
-        leader.sources[0].fetch(wanted, "", leader.sources)
+        sources(leader)[0].fetch(wanted, "", sources(leader))
     assert time.monotonic() - began < 20 * SILENCE
     os.kill(process.pid, signal.SIGCONT)
-    two.fetch(wanted, "").result(LONG)
+    two.ask(Fetch(wanted)).result(LONG)
     assert picture(tmp_path / "two" / "ckpt") == picture(tmp_path / "one" / "ckpt")
 
 
@@ -414,9 +420,9 @@ def test_the_memory_of_a_fetch_is_bounded(leader, spawn, tmp_path):
     large(tmp_path / "one" / "ckpt" / "model.pt", size)
     (source, port), (fetcher, other) = spawn("one"), spawn("two")
     one, two = lead(leader, port, other)
-    wanted = [Wanted(e, 1) for e in files(one.inventory().result(LONG))]
+    wanted = tuple(Transfer(0, e, 1) for e in files(one.ask(Look()).result(LONG)))
     before = peak(source.pid), peak(fetcher.pid)
-    call = two.fetch(wanted, "")
+    call = two.ask(Fetch(wanted))
     call.result(LONG)
     assert picture(tmp_path / "two" / "ckpt") == picture(tmp_path / "one" / "ckpt")
     assert peak(source.pid) - before[0] < size / 3
@@ -430,9 +436,9 @@ def test_without_the_key_nobody_gets_anything(leader, follower, start):
     stranger = start("stranger", b"another key".ljust(32))
     (peer,) = lead(stranger, follower.port, term=9)
     with pytest.raises(ConnectionError):
-        peer.inventory().result(LONG)
+        peer.ask(Look()).result(LONG)
     context = zmq.Context()
-    order = mesh_module._packed(Order(9, Look()))
+    request = packed(Request(9, Look()))
     with (
         context,
         context.socket(zmq.DEALER) as plain,
@@ -444,24 +450,24 @@ def test_without_the_key_nobody_gets_anything(leader, follower, start):
         for each in (plain, other):
             each.linger = 0
             each.connect(f"tcp://127.0.0.1:{follower.port}")
-            each.send(order)
+            each.send(request)
         raw.connect(("127.0.0.1", follower.port))
         raw.sendall(os.urandom(1000))
         assert not plain.poll(300)
         assert not other.poll(300)
     assert follower.term == 0
     (peer,) = lead(leader, follower.port)
-    peer.inventory().result(LONG)
+    peer.ask(Look()).result(LONG)
 
 
 def test_a_node_that_is_no_stager_of_the_launch(leader, start):
     """A server without the key learns nothing from those who connect to it."""
     (peer,) = lead(leader, start("stranger", b"another key".ljust(32)).port)
     with pytest.raises(ConnectionError):
-        peer.inventory().result(LONG)
+        peer.ask(Look()).result(LONG)
     with socket.create_server(("127.0.0.1", 0)) as server:
         (peer,) = lead(leader, server.getsockname()[1])
-        call = peer.inventory()
+        call = peer.ask(Look())
         connection, _ = server.accept()
         with connection:
             assert b"Look" not in connection.recv(4096)
@@ -473,24 +479,24 @@ def test_a_node_that_is_no_stager_of_the_launch(leader, start):
 def test_messages_that_make_no_sense(leader, follower):
     """A peer of another version, say, gets no reply and does no harm."""
     (peer,) = lead(leader, follower.port)
-    connection = mesh_module._Connection(leader, peer.place)
-    deep = b'{"term":1,"request":{"type":"look","x":' + b"[" * 100_000
+    connection = remote_node._Connection(leader, peer.place)
+    deep = b'{"term":1,"what":{"type":"look","x":' + b"[" * 100_000
     for frames in ([b"junk"], [b""], [b"{}"], [b"a", b"b", b"c"], [b'"\\udc00"'], [deep]):
         connection._socket.send_multipart(frames)
     assert not connection._socket.poll(300)
     connection.close()
-    peer.inventory().result(LONG)
+    peer.ask(Look()).result(LONG)
 
 
-ORDERS = [
-    Order(3, request)
-    for entry in [Entry("odd \udcff", 0o100600, 5, 6, 7)]
+REQUESTS = [
+    Request(3, what, 2, {1: ("::1", 5)})
+    for entry in [StagedFile("odd \udcff", 5, 6, 0o100600, 3, "", 7)]
     for file in [StagedFile("name", 5, 6)]
-    for request in (
+    for what in (
         Look(),
         Read("name", "some", (5, 6), 0, 1),
-        Copy((entry,), ("name",), DRAFT, True),
-        Fetch((Wanted(entry, 1, "some"),), "some", 2, {1: ("::1", 5)}),
+        Copy((entry,), frozenset({"name"}), DRAFT, True),
+        Fetch((Transfer(0, entry, 1, "some"),), "some"),
         Keep(manifest("key", [file], "name", frozenset({"name"}))),
         Delete((entry,)),
         Settle(Settled(1, frozenset({2}), "some")),
@@ -498,48 +504,48 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_orders_stay_the_same_on_their_way(order):
-    assert packing.unpack(packing.pack(order), Order) == order
+@pytest.mark.parametrize("asked", REQUESTS)
+def test_requests_stay_the_same_on_their_way(asked):
+    assert packing.unpack(packing.pack(asked), Request) == asked
 
 
 @pytest.mark.fuzz
 @given(st.binary(max_size=300))
-def test_noise_is_no_order(data):
+def test_noise_is_no_request(data):
     with pytest.raises((ValueError, RecursionError)):
-        packing.unpack(data, Order)
+        packing.unpack(data, Request)
 
 
 @pytest.mark.fuzz
-@given(st.sampled_from(ORDERS), st.integers(0, 1000), st.integers(0, 255))
-def test_one_wrong_byte_of_an_order(order, position, value):
-    data = bytearray(packing.pack(order))
+@given(st.sampled_from(REQUESTS), st.integers(0, 1000), st.integers(0, 255))
+def test_one_wrong_byte_of_a_request(asked, position, value):
+    data = bytearray(packing.pack(asked))
     data[position % len(data)] = value
     with contextlib.suppress(ValueError):
-        assert isinstance(packing.unpack(bytes(data), Order), Order)
+        assert isinstance(packing.unpack(bytes(data), Request), Request)
 
 
 def test_messages_that_are_too_large(leader, follower, tmp_path, monkeypatch):
     for number in range(50):
         write(tmp_path / "follower", f"{number:0200}")
     (peer,) = lead(leader, follower.port)
-    entries = peer.inventory().result(LONG).entries
-    monkeypatch.setattr(mesh_module, "LIMIT", 9000)
-    for call in (peer.inventory(), peer.delete(entries)):
+    entries = peer.ask(Look()).result(LONG).entries
+    monkeypatch.setattr(mesh_messages, "LIMIT", 9000)
+    for call in (peer.ask(Look()), peer.ask(Delete(entries))):
         with pytest.raises(OSError, match="too many files") as failure:
             call.result(LONG)
         assert failure.value.errno == errno.EMSGSIZE
-    assert len(follower.sources[-1].inventory().entries) == 50
+    assert len(sources(follower)[-1].inventory().entries) == 50
 
 
 def test_a_message_that_a_stranger_to_the_limit_sends(leader, follower, monkeypatch):
     """The connection is closed before the message is in memory."""
     (peer,) = lead(leader, follower.port)
-    connection = mesh_module._Connection(leader, peer.place)
-    connection._socket.send(bytes(mesh_module.LIMIT + 1))
+    connection = remote_node._Connection(leader, peer.place)
+    connection._socket.send(bytes(LIMIT + 1))
     wait_for(connection.is_lost)
     connection.close()
-    peer.inventory().result(LONG)
+    peer.ask(Look()).result(LONG)
 
 
 @pytest.mark.parametrize("name", ["../storage/secret", "/etc/passwd", "link/secret"])
@@ -548,15 +554,15 @@ def test_names_that_leave_the_directory(name, leader, follower, tmp_path):
     write(tmp_path / "follower", "x")
     (tmp_path / "follower" / "ckpt" / "link").symlink_to(tmp_path / "storage")
     (peer,) = lead(leader, follower.port)
-    entry, *_ = files(peer.inventory().result(LONG))
+    entry, *_ = files(peer.ask(Look()).result(LONG))
     entry = entry._replace(name=name)
     for attempt in (
         lambda: peer.read(name, "", entry.identity, 0, 6),
         lambda: peer.read("x", name, entry.identity, 0, 6),
-        peer.drop(name).result,
-        peer.delete([entry]).result,
-        peer.fetch([Wanted(entry, 0)], "").result,
-        peer.fetch([], name).result,
+        peer.ask(Drop(name)).result,
+        peer.ask(Delete((entry,))).result,
+        peer.ask(Fetch((Transfer(0, entry, 0),))).result,
+        peer.ask(Fetch((), name)).result,
     ):
         with pytest.raises(PermissionError):
             attempt()
@@ -568,10 +574,10 @@ def test_drafts_lie_on_storage(leader, follower, tmp_path):
     write(tmp_path / "follower", "x", b"x")
     (tmp_path / "storage" / "mine").mkdir()
     (peer,) = lead(leader, follower.port)
-    entries = peer.inventory().result(LONG).entries
-    for drafted in (str(tmp_path / "storage" / "mine"), "..", "", f"{DRAFT}gone", "/"):
+    entries = peer.ask(Look()).result(LONG).entries
+    for name in ("mine", str(tmp_path / "storage" / "mine"), "..", "", f"{DRAFT}gone", "/"):
         with pytest.raises(OSError):  # noqa: PT011 - one or the other
-            peer.copy(entries, (), drafted).result(LONG)
+            peer.ask(Copy(entries, frozenset(), name, False)).result(LONG)
     assert not list((tmp_path / "storage" / "mine").iterdir())
 
 
@@ -580,15 +586,15 @@ def test_a_bug_while_a_request_is_served(leader, follower, monkeypatch):
     monkeypatch.setattr(StageNode, "inventory", lambda _: 1 // 0)
     (peer,) = lead(leader, follower.port)
     with pytest.raises(OSError, match="ZeroDivisionError"):
-        peer.inventory().result(LONG)
+        peer.ask(Look()).result(LONG)
 
 
 def test_many_requests_at_once(leader, follower, tmp_path):
     write(tmp_path / "follower", "x", b"x")
     (peer,) = lead(leader, follower.port)
-    calls = [peer.inventory() for _ in range(200)]
-    assert {call.result(LONG).entries for call in calls} == {peer.inventory().result(LONG).entries}
-    assert len(peer._idle) <= mesh_module.STREAMS
+    calls = [peer.ask(Look()) for _ in range(200)]
+    assert {call.result(LONG).entries for call in calls} == {peer.ask(Look()).result(LONG).entries}
+    assert len(peer._idle) <= STREAMS
 
 
 def test_a_call_ends_when_its_stager_is_closed(slow_copy, copying, leader):
@@ -596,4 +602,4 @@ def test_a_call_ends_when_its_stager_is_closed(slow_copy, copying, leader):
     with pytest.raises(ConnectionAbortedError):
         copying.result(LONG)
     with pytest.raises(ConnectionAbortedError):
-        leader.peers[1].inventory().result(LONG)
+        leader.peers[1].ask(Look()).result(LONG)

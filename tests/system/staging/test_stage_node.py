@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 from saving_scripts import picture
 
-from hpclaunch.core.staging.generations import Settled, StagedFile, manifest
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.core.staging.generations import Settled, manifest
 from hpclaunch.system.staging import copying
 from hpclaunch.system.staging.copying import GivenUpError
-from hpclaunch.system.staging.node import END, PIECE, Entry, StageNode, Wanted, fetch_ends
+from hpclaunch.system.staging.fetching import END, PIECE, fetch_ends
+from hpclaunch.system.staging.node import StageNode
 from hpclaunch.system.staging.publishing import DRAFT
 
 LARGE = 3 * PIECE + 7
@@ -65,7 +68,7 @@ def write(node, name, data=b""):
 
 
 def wanted(node, source=0, kept=""):
-    return [Wanted(entry, source, kept) for entry in node.inventory().entries]
+    return [Transfer(0, file, source, kept) for file in node.inventory().entries]
 
 
 def files(node):
@@ -105,7 +108,7 @@ class Reading:
 
 
 def generation_of(node):
-    found = [StagedFile(e.name, e.size, e.time, e.mode) for e in files(node)]
+    found = files(node)
     return manifest("step-1", found, found[0].name, frozenset(e.name for e in found))
 
 
@@ -198,11 +201,11 @@ def test_a_file_that_changes_while_it_is_fetched(when, change, make):
 
 def test_progress_and_its_end(node, other):
     progress = []
-    other.fetch(wanted(node), "", {0: node}, progress.append)
+    other.fetch(wanted(node), "", {0: node}, lambda done, _: progress.append(done))
     assert progress == sorted(progress)
     assert progress[-1] == LARGE + 1
 
-    def give_up(_):
+    def give_up(*_):
         raise copying.GivenUpError("enough")
 
     with pytest.raises(copying.GivenUpError):
@@ -238,7 +241,7 @@ def test_a_generation_that_is_kept(node, other):
     other.keep(generation)
     (kept,) = other.inventory().kept
     assert (kept.manifest, kept.names) == (generation, frozenset())
-    other.fetch([Wanted(entry, 0) for entry in files(node)], name, {0: node})
+    other.fetch([Transfer(0, entry, 0) for entry in files(node)], name, {0: node})
     (kept,) = other.inventory().kept
     assert kept.names == generation.essential
     assert other.inventory().entries == ()
@@ -246,7 +249,7 @@ def test_a_generation_that_is_kept(node, other):
     saved = entry_of(node, "step-1/model.pt")
     data = other.read(saved.name, name, saved.identity, 0, PIECE)
     write(node, "step-1/model.pt", b"torn")
-    node.fetch([Wanted(saved, 1, name)], "", {1: other})
+    node.fetch([Transfer(0, saved, 1, name)], "", {1: other})
     assert node.read(saved.name, "", saved.identity, 0, PIECE) == data
     other.drop(name)
     other.drop(name)
@@ -256,7 +259,7 @@ def test_a_generation_that_is_kept(node, other):
 def test_a_kept_file_that_is_damaged_is_none(node, other):
     generation = generation_of(node)
     other.keep(generation)
-    other.fetch([Wanted(e, 0) for e in files(node)], generation.generation, {0: node})
+    other.fetch([Transfer(0, e, 0) for e in files(node)], generation.generation, {0: node})
     root = os.path.join(os.path.dirname(other.stage), "kept", generation.generation, "files")
     os.unlink(f"{root}/step-1/empty")
     os.truncate(f"{root}/step-1/model.pt", 5)
@@ -270,7 +273,7 @@ def test_a_node_fetches_from_itself(node):
     name = generation.generation
     node.keep(generation)
     saved = files(node)
-    node.fetch([Wanted(entry, 0) for entry in saved], name, {0: node})
+    node.fetch([Transfer(0, entry, 0) for entry in saved], name, {0: node})
     with open(f"{node.stage}/step-1/model.pt", "r+b") as file:
         file.write(b"torn")
     (kept,) = node.inventory().kept
@@ -392,21 +395,22 @@ def test_names_that_leave_the_directory(name, make, tmp_path):
         path.write_text("secret")
     before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*secret*")}
     found = secret.stat()
-    entry = Entry(name, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ino)
-    identity, file = entry.identity, StagedFile(name, *entry.identity)
+    size, time = found.st_size, found.st_mtime_ns
+    entry = StagedFile(name, size, time, found.st_mode, inode=found.st_ino)
+    identity = entry.identity
     link, folder = (entry._replace(mode=kind, target="x") for kind in (stat.S_IFLNK, stat.S_IFDIR))
     for attempt in (
         lambda: node.read(name, "", identity, 0, found.st_size),
         *(lambda each=each: node.delete([each]) for each in (entry, link, folder)),
         lambda: node.copy([entry], {name}, str(tmp_path / "storage"), copying.at_once),
-        lambda: other.fetch([Wanted(entry, 0)], "", {0: node}),
-        lambda: other.fetch([Wanted(folder, 0)], "", {0: node}),
-        lambda: other.fetch([Wanted(link, 0)], "", {0: node}),
-        lambda: fetch_ends([Wanted(entry, 0)], {0: node}, other.stage, other.stage),
+        lambda: other.fetch([Transfer(0, entry, 0)], "", {0: node}),
+        lambda: other.fetch([Transfer(0, folder, 0)], "", {0: node}),
+        lambda: other.fetch([Transfer(0, link, 0)], "", {0: node}),
+        lambda: fetch_ends([Transfer(0, entry, 0)], {0: node}, other.stage, other.stage),
     ):
         with pytest.raises(PermissionError):
             attempt()
-    other.keep(manifest("some", [file], name, frozenset({name})))
+    other.keep(manifest("some", [entry], name, frozenset({name})))
     assert other.inventory().kept[0].names == frozenset()
     assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*secret*")} == before
 
@@ -435,7 +439,7 @@ def test_a_link_that_is_fetched_leads_nothing_out(make, tmp_path):
     link = entry._replace(name="link", mode=stat.S_IFLNK, target=str(tmp_path / "outside"))
     (tmp_path / "outside").mkdir()
     with pytest.raises(PermissionError):
-        other.fetch([Wanted(link, 0), Wanted(entry, 0)], "", {0: node})
+        other.fetch([Transfer(0, link, 0), Transfer(0, entry, 0)], "", {0: node})
     assert os.listdir(tmp_path / "outside") == []
     assert os.path.exists(path)
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kill_points import Node
+from kill_points import Node, close
 from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
 from test_golden import TREES, tree
@@ -436,10 +436,7 @@ def test_what_others_have_saved_is_never_deleted(node, stager):
         SCRIPTS["files"](node.stage, step)
         stager.work()
     assert names(node.storage) == ["last.pt", "step-1.pt", "step-4.pt"]
-    assert [os.path.basename(m.path) for m in sent(node, messages.Deleted)] == [
-        "step-2.pt",
-        "step-3.pt",
-    ]
+    assert [message.step for message in sent(node, messages.Drained)] == [2, 3, 4]
 
 
 def test_checkpoints_of_an_earlier_launch_are_kept_under_another_name(node, stager, monkeypatch):
@@ -518,7 +515,7 @@ def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):
     other = node.stager()
     other.work()
     assert "step-1.pt" not in names(node.storage)
-    other.close()
+    close(other)
 
 
 def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node, stager):
@@ -528,7 +525,7 @@ def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node,
     os.utime(node.stage / "config.json", (5, 5))  # else it would be newer than .complete
     other = node.stager()
     assert other.flush(1).missing == ()
-    other.close()
+    close(other)
     assert picture(node.storage) == picture(node.stage)
 
 
@@ -545,7 +542,7 @@ def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypat
     SCRIPTS["ranks"](node.stage, 2)
     other = node.stager()
     other.work()
-    other.close()
+    close(other)
     assert picture(node.storage) == picture(node.stage)
 
 
@@ -835,6 +832,7 @@ def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node
     write(node.storage / "step-1.pt", 1)
     (node.storage / "runs.csv").write_text("1" * size)
     stager.restore(messages.Restore(1))
+    others = []
     for text, number in (("2", 2), ("3", 3)):
         with (node.storage / "runs.csv").open("a") as file:
             file.write(text)
@@ -842,14 +840,15 @@ def test_what_others_change_on_storage_stays_as_long_as_the_script_does_not(node
         write(node.stage / f"step-{number}.pt", number)
         stager.work()
         assert (node.storage / "runs.csv").read_text() == changed
-        stager = node.stager()  # the first one was killed
+        others.append(stager := node.stager())  # the one before was killed
     assert stager.flush(1).missing == ()
     assert (node.storage / "runs.csv").read_text() == changed
     with (node.stage / "runs.csv").open("a") as file:
         file.write("by the script")
     assert stager.flush(2).missing == ()
     assert (node.storage / "runs.csv").read_text().endswith("by the script")
-    stager.close()
+    for each in others:
+        close(each)
 
 
 def test_what_others_have_written_later_is_not_replaced(node, stager):
@@ -940,12 +939,11 @@ def test_a_first_save_that_leaves_no_room_for_the_next(node, stager, monkeypatch
     assert isinstance(stager.restore(messages.Restore(1)), messages.Refused | messages.Restored)
     write(node.stage / "step-1.pt", 1)
     stager.work()
-    (refused,) = sent(node, messages.Refused)
-    assert refused.id == 0
-    assert "another checkpoint of 158 KiB" in refused.why
+    (no_room,) = sent(node, messages.NoRoom)
+    assert "another checkpoint of 158 KiB" in no_room.why
     assert names(node.storage) == ["step-1.pt"]  # it is there before the launcher hears of it
     stager.work()
-    assert len(sent(node, messages.Refused)) == 1
+    assert len(sent(node, messages.NoRoom)) == 1
 
 
 def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, monkeypatch):
@@ -958,8 +956,7 @@ def test_a_script_that_keeps_everything_does_not_fill_the_memory(node, stager, m
         assert os.stat(node.stage).st_mtime_ns >= before
     assert names(node.stage) == ["step-7.pt", "step-8.pt"]
     assert len(names(node.storage)) == 8
-    assert not sent(node, messages.Refused)
-    assert not sent(node, messages.Deleted)
+    assert not sent(node, messages.NoRoom)
 
 
 def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeypatch):
@@ -976,8 +973,8 @@ def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeyp
     assert names(node.stage) == ["step-1.pt", "step-2.pt"]
     stager.draining.failed = (*stager.draining.failed[:2], 0.0)
     stager.work()
-    (refused,) = sent(node, messages.Refused)
-    assert "another checkpoint of 158 KiB" in refused.why
+    (no_room,) = sent(node, messages.NoRoom)
+    assert "another checkpoint of 158 KiB" in no_room.why
     assert names(node.storage) == ["step-2.pt"]  # the newest is there before the launcher hears
 
 

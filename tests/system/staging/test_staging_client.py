@@ -4,12 +4,14 @@ import os
 import select
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from random_kills import wait_for
 from saving_scripts import SCRIPTS, picture, write
 
+from hpclaunch.system.shared import helper
 from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.client import StagingClient
 from hpclaunch.system.staging.stage_directory import StageDirectory
@@ -47,12 +49,14 @@ def test_a_launch_from_its_start_to_its_end(client, directory, storage):
     client.restore(1)
     assert wait_for(client, messages.Restored).path == str(storage / "step-1.pt")
     assert picture(stage) == picture(storage)
-    client.rounds([(0, None, 1)])
-    client.hurry(on=True)
+    client.rounds([(0, None, 1)], hurry=True)
     SCRIPTS["files"](stage, 2)
     drained = wait_for(client, messages.Drained)
     assert (drained.path, drained.step) == (str(storage / "step-2.pt"), 2)
-    assert wait_for(client, messages.Deleted).path == str(storage / "step-1.pt")
+    until = time.monotonic() + 30
+    while (storage / "step-1.pt").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
     (stage / "log").write_text("done")
     client.flush(2)
     assert wait_for(client, messages.Flushed) == messages.Flushed(2, (), "")
@@ -94,6 +98,21 @@ def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
         orphan._process.wait(120)
     finally:
         orphan._process.kill()
+
+
+def test_a_fault_of_its_own_is_shown(directory, storage, monkeypatch, capfd):
+    fault = (
+        "import json, sys; sys.path += json.loads(sys.argv[1]); "
+        "from hpclaunch.system.staging.looking import Looking; "
+        "Looking.look = lambda _: open('missing'); "
+    )
+    monkeypatch.setattr(helper, "_PROGRAM", fault + helper._PROGRAM)
+    client = StagingClient(str(storage), directory.path, (), "", "auto")
+    try:
+        assert client._process.wait(20) == 1
+        assert "FileNotFoundError" in capfd.readouterr().err
+    finally:
+        client.close()
 
 
 @pytest.mark.parametrize("pattern", ["*/checkpoints", "**"])

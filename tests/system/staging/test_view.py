@@ -7,7 +7,8 @@ import pytest
 from hpclaunch.core.staging.generations import Holding
 from hpclaunch.system.staging import view as view_module
 from hpclaunch.system.staging.copying import GivenUpError
-from hpclaunch.system.staging.node import END, StageNode
+from hpclaunch.system.staging.fetching import END
+from hpclaunch.system.staging.node import StageNode
 from hpclaunch.system.staging.view import UNKNOWN, View
 
 
@@ -106,7 +107,7 @@ def test_a_file_that_is_just_being_written_is_empty_until_the_next_look(viewed, 
     fetched = view_module.fetch_ends
 
     def fetch_ends(wanted, *more):
-        if any(each.entry.name == "half.pt" for each in wanted):
+        if any(each.file.name == "half.pt" for each in wanted):
             raise GivenUpError("it is being written again")
         fetched(wanted, *more)
 
@@ -115,7 +116,7 @@ def test_a_file_that_is_just_being_written_is_empty_until_the_next_look(viewed, 
         viewed.update()
     assert (viewed.root / "whole.pt").read_bytes() == b"whole"
     assert (viewed.root / "half.pt").read_bytes() == bytes(4)
-    assert viewed.view._shown["half.pt"].entry.inode == UNKNOWN
+    assert viewed.view._shown["half.pt"].inode == UNKNOWN
     viewed.update()
     assert (viewed.root / "half.pt").read_bytes() == b"half"
 
@@ -130,7 +131,7 @@ def test_a_file_that_is_being_written_does_not_have_all_others_fetched_one_by_on
 
     def fetch_ends(wanted, *more):
         calls.append(len(wanted))
-        if any(each.entry.name == "half.pt" for each in wanted):
+        if any(each.file.name == "half.pt" for each in wanted):
             raise GivenUpError("it is being written again")
         fetched(wanted, *more)
 

@@ -1,5 +1,5 @@
-"""The care for generations while workers run: the newest is made safe, what is not needed any more
-is dropped, and what the script deletes on one node is deleted on all.
+"""Decide, while workers run, which generation the buddies keep, which copies they drop, and which
+files to delete on all nodes because the script has deleted them on one.
 
 The stager that leads has one `Care`, and gives it each new look at the nodes.
 """
@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 from ..protocol.values import field, value
 from .choice import choice, known_generations
-from .copies import Fetch, is_kept, is_safe, keeping
-from .generations import Holding, Manifest, Settled, StagedFile
+from .copies import Transfer, is_kept, is_safe, keeping
+from .files import StagedFile
+from .generations import Holding, Manifest, Settled
 
 # Events
 
@@ -42,7 +43,7 @@ class Keep:
 
     node: int
     manifest: Manifest
-    fetches: tuple[Fetch, ...]
+    transfers: tuple[Transfer, ...]
 
 
 @value(frozen=True)
@@ -63,8 +64,8 @@ class DropFetched:
 
 @value(frozen=True)
 class Delete:
-    """Delete what is left of a checkpoint that the script has deleted, if it is unchanged: first in
-    these staging directories, then on storage, once storage has a newer one.
+    """The script has deleted a checkpoint on one node. Delete its files on the others if they are
+    unchanged, and on storage once a newer checkpoint is there.
     """
 
     manifest: Manifest
@@ -77,7 +78,7 @@ Effect: TypeAlias = Keep | Drop | DropFetched | Delete
 
 @value()
 class LastLook:
-    """The complete checkpoints that one node has seen, and the names of their files there."""
+    """The files of complete checkpoints that one node had at the last look."""
 
     settled: Settled
     checkpoints: dict[str, tuple[Manifest, frozenset[str]]] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Care:
         self._keeping: set[int] = set()  # nodes that have not answered a Keep
         self._last: dict[int, LastLook] = {}  # by node
         self._found: set[str] = set()  # the generations of the last look
-        self._deleted: dict[str, Manifest] = {}  # by the script; some files are left
+        self._deleted: dict[str, Manifest] = {}  # by the script; some node still has files
         self._dropped: set[tuple[int, str]] = set()  # fetched copies, by node and name
 
     def handle(self, event: Event) -> list[Effect]:
@@ -114,8 +115,8 @@ class Care:
     # What is kept
 
     def _next(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> Manifest | None:
-        """Return the generation to make safe: the one that was begun, however often the script
-        saves; once that is safe or cannot be, the newest.
+        """Return the generation to copy to buddies. Finish the one that was begun before taking the
+        newest: a script that saves often would otherwise never have a complete copy.
         """
         if self._making_safe is not None:
             begun = known_generations(found, holdings).get(self._making_safe.generation)
@@ -126,8 +127,8 @@ class Care:
     def _drop(
         self, newest: Manifest, found: Sequence[Manifest], holdings: Sequence[Holding]
     ) -> list[Effect]:
-        """Keep two generations at most: the one that is made safe, and until it is, the newest that
-        needs no staging directory.
+        """Keep two generations at most: the one that is being copied and, until it is complete, the
+        newest of which all needed files are kept.
         """
         retained = {newest.generation}
         effects: list[Effect] = []
@@ -150,12 +151,12 @@ class Care:
         self, newest: Manifest, holdings: Sequence[Holding], dropping: Collection[int]
     ) -> list[Effect]:
         """Have the buddies keep a generation. A node that drops another one does that first."""
-        fetches: dict[int, list[Fetch]] = {}
-        for fetch in keeping(newest, holdings):
-            if fetch.node not in self._keeping and fetch.node not in dropping:
-                fetches.setdefault(fetch.node, []).append(fetch)
-        self._keeping |= fetches.keys()
-        return [Keep(node, newest, tuple(some)) for node, some in fetches.items()]
+        by_node: dict[int, list[Transfer]] = {}
+        for transfer in keeping(newest, holdings):
+            if transfer.node not in self._keeping and transfer.node not in dropping:
+                by_node.setdefault(transfer.node, []).append(transfer)
+        self._keeping |= by_node.keys()
+        return [Keep(node, newest, tuple(some)) for node, some in by_node.items()]
 
     # What is in the staging directories
 
@@ -174,7 +175,8 @@ class Care:
 
     def finish(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Effect]:
         """Delete what the script has deleted since the last look. Call this before a restore and at
-        the end. The earlier looks are forgotten: a restore removes files itself, also if it fails.
+        the end. Forget the earlier looks: the restore that follows removes files, too, even if it
+        fails.
         """
         effects = self._delete(found, holdings)
         self._last, self._deleted, self._dropped = {}, {}, set()
@@ -197,13 +199,13 @@ class Care:
         return effects
 
     def _gone(self, holding: Holding) -> dict[str, Manifest]:
-        """Return the checkpoints that the script has deleted on a node: all that this node had has
-        vanished, with the decisive file, and it has restored nothing since. A lost node has deleted
-        nothing.
+        """Return the checkpoints that the script has deleted on this node: the node had the
+        decisive file at the last look, has none of its files now, and was not restored in between.
+        Files of a lost node do not count as deleted.
         """
         last = self._last.get(holding.node, LastLook(holding.settled))
         if last.settled != holding.settled:
-            self._deleted = {}  # may just have been restored
+            self._deleted = {}  # the restore may have brought them back
             self._dropped = {each for each in self._dropped if each[0] != holding.node}
             return {}
         dropped = {name for node, name in self._dropped if node == holding.node}

@@ -10,8 +10,8 @@ from .generations import Holding, Manifest, Settled
 def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
     """Return which node shows its file in the view, by the name of the file.
 
-    Nodes that took part in the last restore come before others, which may have been cut off from
-    the job, and return with old files. Files that were saved since come before restored ones.
+    Nodes that took part in the last restore come before others: a node that was cut off may return
+    with old files. Files that were saved since come before restored ones.
     """
 
     def rank(holding: Holding, name: str) -> tuple[int, bool, int, int]:
@@ -34,7 +34,8 @@ def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Man
     holds:
     - It is known, since it was restored or is kept.
     - All of its files were saved since the last restore, or none of them was.
-    - The other ones are unchanged on all nodes of the round, and none of these is lost.
+    - Its files from before the restore are unchanged on all nodes of the round, and no node of the
+      round is lost.
     """
     last = max((h.settled for h in holdings), key=lambda s: s.number, default=Settled())
     known = {h.settled.generation for h in holdings}
@@ -86,7 +87,7 @@ def choice(
     known = known_generations(found, holdings)
     in_view = [m for m in found if m.generation in known and m.key not in avoid]
     others = known.keys() - {m.generation for m in found}
-    candidates = in_view[:1]  # the search knows more of their order than their times
+    candidates = in_view[:1]  # the search orders them better than times would (by step)
     candidates += [
         known[name]
         for name in others
@@ -99,9 +100,9 @@ def choice(
 def outdated(
     chosen: Manifest | None, found: Sequence[Manifest], holdings: Sequence[Holding]
 ) -> dict[int, frozenset[str]]:
-    """Return which files each node removes when it is settled, so that a search in its staging
-    directory finds the chosen generation and nothing newer: files that the view does not show as
-    they are, the decisive files of mixtures, and other files of the chosen checkpoint.
+    """Return, by node, the files to remove after a restore, so that a search there finds the chosen
+    generation and nothing newer: files that the view does not show as they are, the decisive files
+    of mixtures, and other files of the chosen checkpoint.
 
     `found` and `holdings` are those from which the generation was chosen.
     """

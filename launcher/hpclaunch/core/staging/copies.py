@@ -7,22 +7,23 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from ..protocol.values import value
-from .generations import Holding, Manifest, StagedFile
+from .files import StagedFile
+from .generations import Holding, Manifest
 
-GIVES = 2  # times the size of the generation that a node gives away in one wave
+GIVES = 2  # the most that a node sends in one wave, in sizes of the generation
 
 
 @value(frozen=True)
-class Fetch:
-    """The copy of a file from another node. If a node is its own source, it copies what it keeps to
-    its staging directory, or the other way round. A hard link will not do: the script may write to
-    the file.
+class Transfer:
+    """The copy of a file from one node to another. If a node is its own source, it copies what it
+    keeps to its staging directory, or the other way round. A hard link will not do: the script may
+    write to the file.
     """
 
     node: int  # which node fetches
     file: StagedFile
     source: int  # from which node
-    is_kept: bool  # whether the source keeps it, or has it in its staging directory
+    kept: str = ""  # in which generation the source keeps it; "": it is in its staging directory
 
 
 def buddies(hosts: Mapping[int, str]) -> dict[int, int]:
@@ -40,10 +41,10 @@ def buddies(hosts: Mapping[int, str]) -> dict[int, int]:
 
 def restoring(
     manifest: Manifest, holdings: Sequence[Holding], nodes: Collection[int]
-) -> list[Fetch]:
+) -> list[Transfer]:
     """Return the next wave of copies after which `nodes` have the generation in their staging
-    directories. Call this again after the wave, with new holdings, until there is none left; then
-    all have all that is held.
+    directories, the decisive file last. Call it again with new holdings until it returns []; then
+    all nodes have every file that some node has.
 
     A node gives away only so much in one wave. The rest is fetched in the next wave, from all that
     have it by then.
@@ -53,33 +54,33 @@ def restoring(
     }
     most = GIVES * sum(f.size for f in manifest.files)
     sources = _Sources(manifest, holdings)
-    fetches = []
+    transfers = []
     ordered = sorted(manifest.files, key=lambda f: (-f.size, f.name))
     for turn in range(len(nodes)):  # each file goes to one node before any goes to a second one
         for at, file in enumerate(ordered):
             waiting = lacking[file]
             if turn < len(waiting):
                 node = waiting[(at + turn) % len(waiting)]
-                if (fetch := sources.fetch(file, node, most)) is not None:
-                    fetches.append(fetch)
-    return fetches
+                if (transfer := sources.transfer(file, node, most)) is not None:
+                    transfers.append(transfer)
+    return sorted(transfers, key=lambda t: t.file.name == manifest.decisive)
 
 
-def keeping(manifest: Manifest, holdings: Sequence[Holding]) -> list[Fetch]:
-    """Return the copies after which the generation is safe, and copies of its other files.
+def keeping(manifest: Manifest, holdings: Sequence[Holding]) -> list[Transfer]:
+    """Return the copies that are still missing on buddies, the decisive file last.
 
     The buddy of a file's owner keeps it, unless a node on another host than the owner's does. If
     the owner is lost, another holder counts as the owner.
     """
     buddy_of = buddies({h.node: h.host for h in holdings})
     sources = _Sources(manifest, holdings)
-    fetches = []
+    transfers = []
     for file in sorted(manifest.files, key=lambda f: (-f.size, f.name)):
         if not sources.keep_safe(file):
             buddy = buddy_of.get(sources.owner(file))
-            if buddy is not None and (fetch := sources.fetch(file, buddy)) is not None:
-                fetches.append(fetch)
-    return fetches
+            if buddy is not None and (transfer := sources.transfer(file, buddy)) is not None:
+                transfers.append(transfer)
+    return sorted(transfers, key=lambda t: t.file.name == manifest.decisive)
 
 
 def is_safe(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
@@ -100,14 +101,15 @@ class _Sources:
     """The holders of a generation, and how many bytes each is to give away."""
 
     def __init__(self, manifest: Manifest, holdings: Sequence[Holding]) -> None:
+        self._generation = manifest.generation
         self._holdings = [(h, h.keeps(manifest)) for h in holdings]
         self._hosts = {h.node: h.host for h in holdings}
         self._given: dict[int, int] = defaultdict(int)
 
-    def holders(self, file: StagedFile) -> dict[int, bool]:
-        """Return the nodes that have the file, and whether they only keep it."""
+    def holders(self, file: StagedFile) -> dict[int, str]:
+        """Return the nodes that have the file, and from where they give it (`Transfer.kept`)."""
         return {
-            h.node: not h.has(file)
+            h.node: "" if h.has(file) else self._generation
             for h, names in self._holdings
             if file.name in names or h.has(file)
         }
@@ -123,15 +125,15 @@ class _Sources:
         host = self._hosts.get(file.owner)
         return any(file.name in names and h.host != host for h, names in self._holdings)
 
-    def fetch(self, file: StagedFile, node: int, most: float = math.inf) -> Fetch | None:
+    def transfer(self, file: StagedFile, node: int, most: float = math.inf) -> Transfer | None:
         """Return the copy from the holder that gives away least; None if there is none that may
         give away this file. A node that has the file already copies its own.
         """
         holders = self.holders(file)
         if node in holders:
-            return Fetch(node, file, node, holders[node])
+            return Transfer(node, file, node, holders[node])
         source = min(holders, key=lambda n: (self._given[n], n), default=None)
         if source is None or self._given[source] + file.size > most:
             return None
         self._given[source] += file.size
-        return Fetch(node, file, source, holders[source])
+        return Transfer(node, file, source, holders[source])

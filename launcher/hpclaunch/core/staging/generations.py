@@ -6,28 +6,10 @@ A file is known by its name, size and time: two files that agree in these count 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from ..protocol.crc import checksum
 from ..protocol.values import field, value
-
-Identity: TypeAlias = tuple[int, int]  # size, time of the last write (st_mtime_ns)
-
-
-@value(frozen=True)
-class StagedFile:
-    """A file or symbolic link of a generation."""
-
-    name: str  # relative to the staging directory
-    size: int
-    time: int  # st_mtime_ns
-    mode: int = 0  # st_mode
-    owner: int = 0  # the index of the node that shows it in the view
-    target: str = ""  # of a link
-
-    @property
-    def identity(self) -> Identity:
-        return self.size, self.time
+from .files import Identity, StagedFile
 
 
 @value(frozen=True)
@@ -39,8 +21,7 @@ class Manifest:
     files: tuple[StagedFile, ...]
     decisive: str  # the name of the file that is written last
     essential: frozenset[str]  # the names of the files without which it cannot be used
-    moved: tuple[str, ...] = ()  # the paths that appear on storage at once
-    step: int | None = None
+    moved: tuple[str, ...] = ()  # the top-level paths, which are renamed into place
 
     @property
     def needed(self) -> list[StagedFile]:
@@ -61,7 +42,6 @@ def manifest(
     decisive: str,
     essential: frozenset[str],
     moved: tuple[str, ...] = (),
-    step: int | None = None,
 ) -> Manifest:
     """Return the manifest of a complete checkpoint. Its generation is another one as soon as the
     script writes one of the essential files.
@@ -70,7 +50,7 @@ def manifest(
     state = sorted((f.name, f.size, f.time) for f in files if f.name in essential)
     time = next(f.time for f in files if f.name == decisive)
     generation = f"{time:020}-{checksum(repr((key, state))):08x}"
-    return Manifest(generation, key, files, decisive, essential, moved, step)
+    return Manifest(generation, key, files, decisive, essential, moved)
 
 
 @value(frozen=True)
@@ -88,7 +68,7 @@ class Settled:
     """
 
     number: int = 0  # grows with every restore of the job; 0: none yet
-    nodes: frozenset[int] = frozenset()  # those that have all files
+    nodes: frozenset[int] = frozenset()  # of the round, which have all files
     generation: str = ""  # what was restored; "" if there was no checkpoint
 
 

@@ -1,7 +1,6 @@
-"""The care for checkpoints in memory, for the stager that leads several nodes: each is copied to
-other nodes while it is drained, and what is not needed any more is deleted.
-
-What is to be done is decided by `core/staging/care.py`.
+"""The orders that follow from the decisions of `core/staging/care.py`, for the stager that leads
+several nodes: each checkpoint is copied to other nodes while it is drained, and what is not needed
+any more is deleted.
 """
 
 from __future__ import annotations
@@ -10,21 +9,28 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpclaunch.core.staging.care import Care, Delete, Drop, DropFetched, Keep, KeepEnded, View
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Manifest, manifest
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
-from .contents import HERE, Contents, names_any, notes
-from .node import Entry
-from .peers import entry_of, is_part, wanted
+from . import orders
+from .contents import HERE, Contents, is_part, names_any, notes
+from .orders import Call
 
 if TYPE_CHECKING:
     from .nodes import Nodes
 
 AGAIN = 10.0  # seconds until a node is to keep something again, after an error there
+
+
+class Loan(NamedTuple):
+    """Files that a node holds since others fetch them."""
+
+    receivers: frozenset[int] = frozenset()  # the nodes that fetch
+    size: int = 0  # bytes
 
 
 class Caring:
@@ -34,10 +40,10 @@ class Caring:
         self._nodes = nodes
         self._care: Care | None = None
         self._ended: list[KeepEnded] = []
-        self._keeping: dict[int, Future[None]] = {}  # by the node that fetches
-        self._lent: dict[int, tuple[set[int], int]] = {}  # to which nodes, and bytes, by node
+        self._keeping: dict[int, Call[None]] = {}  # by the node that fetches
+        self._loans: dict[int, Loan] = {}  # by lender
         self._again: dict[int, float] = {}  # when a node is to keep something again
-        self._full: dict[int, int] = {}  # nodes without room, and the number of the restore before
+        self._full: dict[int, int] = {}  # nodes without room, and their last restore
 
     def note_ended(self) -> None:
         """Note which copies have ended. Call this before a look, which then shows them."""
@@ -61,59 +67,61 @@ class Caring:
         nodes = self._nodes
         if self._care is None:
             self._care = Care(nodes.index)
-            self._lent = dict.fromkeys(nodes.inventories, (set(), 0))  # for another leader
+            self._loans = dict.fromkeys(nodes.inventories, Loan())  # for another leader
         while self._ended:
             self._care.handle(self._ended.pop())
-        # What is dropped makes room for what is kept.
+        # Drop first: it makes room.
         effects = self._care.handle(View(found, nodes.holdings))
         drops = [(e.node, e.generation) for e in effects if type(e) is Drop]
         full = [n for n in self._full if self._is_full(n) and n not in self._keeping]
         drops += ((n, k.manifest.generation) for n in full for k in nodes.inventories[n].kept)
         for node, generation in drops:
             if node in nodes:
-                nodes.wait({node: nodes[node].drop(generation)})
+                nodes.wait({node: nodes[node].ask(orders.Drop(generation))})
         keeps = [e for e in effects if type(e) is Keep and self._has_room(e)]
         self._lend(keeps)
         failed = nodes.wait(
-            {e.node: nodes[e.node].keep(e.manifest) for e in keeps if e.node in nodes}
+            {e.node: nodes[e.node].ask(orders.Keep(e.manifest)) for e in keeps if e.node in nodes}
         )
         for effect in effects:
             match effect:
-                case Keep(node=node, manifest=kept, fetches=fetches):
+                case Keep(node=node, manifest=kept, transfers=transfers):
                     if node in failed or effect not in keeps or node not in nodes:
                         self._care.handle(KeepEnded(node, is_done=False))
                     else:
-                        (some,) = wanted(fetches, kept).values()
-                        self._keeping[node] = nodes[node].fetch(some, kept.generation)
+                        order = orders.Fetch(transfers, kept.generation)
+                        self._keeping[node] = nodes[node].ask(order)
                 case Delete():
                     self._delete(effect)
                 case DropFetched(node=node, names=names):
                     self._drop(node, names)
 
     def _lend(self, keeps: Sequence[Keep]) -> None:
-        """Have nodes hold what others fetch from them: the script may delete it. They let it go
-        once these have it, or if the next save needs the room.
+        """Have nodes hold what others fetch from them: the script may delete it. They release a
+        file once all receivers have it, or when the next save needs the room.
         """
-        nodes, entries = self._nodes, defaultdict[int, list[Entry]](list)
-        lent, self._lent = self._lent, {}
+        nodes, entries = self._nodes, defaultdict[int, list[StagedFile]](list)
+        before, self._loans = self._loans, {}
         for keep in keeps:
-            for fetch in keep.fetches:
-                if not fetch.is_kept:
-                    entries[fetch.source].append(entry_of(fetch.file))
-                    others, size = self._lent.get(fetch.source, (set[int](), 0))
-                    self._lent[fetch.source] = {*others, keep.node}, size + fetch.file.size
-        for node in (lent.keys() & nodes.inventories.keys()) - entries.keys():
-            others, size = lent[node]
-            if others & self._keeping.keys() and not nodes.inventories[node].free.lack(size, 1):
-                self._lent[node] = lent[node]
+            for each in keep.transfers:
+                if not each.kept:
+                    entries[each.source].append(each.file)
+                    loan = self._loans.get(each.source, Loan())
+                    size = loan.size + each.file.size
+                    self._loans[each.source] = Loan(loan.receivers | {keep.node}, size)
+        for node in (before.keys() & nodes.inventories.keys()) - entries.keys():
+            loan, free = before[node], nodes.inventories[node].free
+            if loan.receivers & self._keeping.keys() and not free.lack(loan.size, 1):
+                self._loans[node] = loan
             else:
                 entries[node] = []
-        nodes.wait({n: nodes[n].lend(some) for n, some in entries.items() if n in nodes})
+        lends = {n: orders.Lend(tuple(some)) for n, some in entries.items()}
+        nodes.wait({n: nodes[n].ask(order) for n, order in lends.items() if n in nodes})
 
     def _has_room(self, keep: Keep) -> bool:
         """Return whether a node can keep this, and has room for its part of the next save then."""
         node, found = keep.node, self._nodes.inventories[keep.node]
-        size = sum(fetch.file.size for fetch in keep.fetches)
+        size = sum(each.file.size for each in keep.transfers)
         size += sum(file.size for file in keep.manifest.files if file.owner == node)
         is_late = time.monotonic() >= self._again.get(node, 0.0)
         return is_late and not self._is_full(node) and not found.free.lack(size, 1)
@@ -133,8 +141,7 @@ class Caring:
         return any(effect.left for effect in deletions)
 
     def _delete(self, effect: Delete) -> None:
-        entries = {node: map(entry_of, files) for node, files in effect.left.items()}
-        self._nodes.delete_at(entries, set(effect.manifest.moved) - {HERE})
+        self._nodes.delete_at(effect.left, set(effect.manifest.moved) - {HERE})
         self._nodes.by_script.add(effect.manifest.key)  # it may just be on its way to storage
 
     def _drop(self, node: int, fetched: Collection[str]) -> None:
@@ -159,6 +166,4 @@ class Caring:
             and (each.is_link or names_any(os.path.join(root, each.name), [candidate]))
         )
         files = [self._nodes.staged(each) for each in items]
-        step = None if candidate.step is None else candidate.step.value
-        essential, moved = contents.essential, contents.moved
-        return manifest(contents.key, files, contents.decisive, essential, moved, step)
+        return manifest(contents.key, files, contents.decisive, contents.essential, contents.moved)

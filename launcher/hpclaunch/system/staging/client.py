@@ -14,7 +14,6 @@ from .messages import (
     REPLIES,
     Flush,
     Follow,
-    Hurry,
     Lead,
     PeerPlace,
     Reply,
@@ -61,8 +60,10 @@ class StagingClient(Helper):
     def introduce(self, key: str) -> None:
         self.send(Secret(key))
 
-    def lead(self, term: int, index: int, peers: tuple[PeerPlace, ...]) -> None:
-        self.send(Lead(term, index, peers))
+    def lead(
+        self, term: int, index: int, host: str, lease: float, peers: tuple[PeerPlace, ...]
+    ) -> None:
+        self.send(Lead(term, index, host, lease, peers))
 
     def follow(self) -> None:
         self.send(Follow())
@@ -75,11 +76,8 @@ class StagingClient(Helper):
     def search(self, number: int) -> None:
         self.send(Search(number))
 
-    def rounds(self, rounds: RoundTimes) -> None:
-        self.send(Rounds(rounds))
-
-    def hurry(self, *, on: bool) -> None:
-        self.send(Hurry(on))
+    def rounds(self, rounds: RoundTimes, *, hurry: bool) -> None:
+        self.send(Rounds(rounds, hurry))
 
     def flush(self, number: int) -> None:
         self.send(Flush(number))

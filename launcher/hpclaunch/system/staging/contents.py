@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.candidates import DRAFTS, CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import STAGING, ExaminedCheckpoint
 from hpclaunch.system.checkpoints.listing import OWN
@@ -22,44 +22,39 @@ NOTE = 4096  # bytes; files beside a checkpoint of up to this size may be tracke
 OF_RANK = re.compile(r"(rank[-_]?)\d+")  # Composer's files of ranks, and those of many scripts
 
 
-class Item(NamedTuple):
-    """A file, link or directory. Links are not followed."""
-
-    name: str  # its relative path
-    stat: os.stat_result
-
-    @property
-    def is_folder(self) -> bool:
-        return stat.S_ISDIR(self.stat.st_mode)
-
-    @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.stat.st_mode)
-
-    @property
-    def is_link(self) -> bool:
-        return stat.S_ISLNK(self.stat.st_mode)
-
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """Return a key that changes when the file is written. Another hard link has the same."""
-        return self.stat.st_ino, self.stat.st_size, self.stat.st_mtime_ns
-
-    def is_copy_of(self, other: Item) -> bool:
-        """Return whether size and time are the same."""
-        return self.identity[1:] == other.identity[1:]
+def file_at(root: str, name: str) -> StagedFile:
+    """Return the file of this name below a directory. Raises OSError."""
+    found = os.lstat(os.path.join(root, name))
+    file = StagedFile(name, found.st_size, found.st_mtime_ns, found.st_mode, inode=found.st_ino)
+    if file.is_link:
+        target = _relative_target(root, name)
+        return file._replace(target=target, size=len(os.fsencode(target)))
+    return file
 
 
-def item(root: str, name: str) -> Item:
-    return Item(name, os.lstat(os.path.join(root, name)))
+def _relative_target(root: str, name: str) -> str:
+    """Return what a link points to; a path below `root` becomes relative."""
+    target = os.readlink(os.path.join(root, name))
+    for base in (root, os.path.realpath(root)):
+        if os.path.isabs(target) and os.path.commonpath((base, target)) == base:
+            return os.path.relpath(target, os.path.dirname(os.path.join(base, name)))
+    return target
 
 
-def is_same(each: Item, root: str) -> bool:
-    """Return whether a file has not been written, replaced or deleted since."""
-    try:
-        return item(root, each.name).identity == each.identity
-    except OSError:
-        return False
+def is_unchanged(each: StagedFile, root: str) -> bool:
+    """Return whether a directory has this file itself, not written, replaced or deleted since, or
+    another hard link to it.
+    """
+    with contextlib.suppress(OSError):
+        return file_at(root, each.name).version == each.version
+    return False
+
+
+def is_copied(each: StagedFile, root: str) -> bool:
+    """Return whether a directory has a copy of this file: one with the same size and time."""
+    with contextlib.suppress(OSError):
+        return each.is_file and file_at(root, each.name).identity == each.identity
+    return False
 
 
 def target_of(root: str, name: str) -> str:
@@ -74,11 +69,11 @@ def is_draft(name: str) -> bool:
     return name.endswith(DRAFTS) or STAGING.fullmatch(name) is not None or name.startswith(OWN)
 
 
-def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterator[Item]:
+def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterator[StagedFile]:
     """Yield a file, or a directory and all that is below it, except what is `skipped` or vanishes
     meanwhile. Raises OSError.
     """
-    found = item(root, name)
+    found = file_at(root, name)
     yield found
     if found.is_folder:
         for inner in sorted(os.listdir(os.path.join(root, name))):
@@ -94,22 +89,35 @@ class Contents:
 
     key: str  # the path of the checkpoint; of several files, that of the first rank
     moved: tuple[str, ...]  # the paths that appear on storage at once, the decisive one last
-    items: tuple[Item, ...]  # below these paths, the decisive file last
+    items: tuple[StagedFile, ...]  # below these paths, the decisive file last
     essential: frozenset[str]  # the files that may not change while they are copied
     decisive: str
 
     @cached_property
     def size(self) -> int:
-        return sum(item.stat.st_size for item in self.items if item.is_file)
+        return sum(each.size for each in self.items if each.is_file)
 
     @property
     def time(self) -> int:
-        return self.items[-1].stat.st_mtime_ns if self.items else 0
+        return self.items[-1].time if self.items else 0
 
     @cached_property
     def identity(self) -> frozenset[tuple[object, ...]]:
         """Return a key that changes when the script writes one of the files."""
-        return frozenset((i.name, *i.identity) for i in self.items if i.name in self.essential)
+        return frozenset((each.name, *each.version) for each in self._essential_items)
+
+    @property
+    def _essential_items(self) -> Iterator[StagedFile]:
+        return (each for each in self.items if each.name in self.essential)
+
+    def is_unchanged(self, root: str) -> bool:
+        """Return whether a directory has its essential files, or other hard links to them."""
+        return all(is_unchanged(each, root) for each in self._essential_items)
+
+    def is_copied(self, root: str) -> bool:
+        """Return whether a directory has copies of its essential files."""
+        are_there = all(os.path.lexists(os.path.join(root, name)) for name in self.moved)
+        return are_there and all(is_copied(each, root) for each in self._essential_items)
 
 
 def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
@@ -155,7 +163,7 @@ def _of_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
 
 def notes(
     root: str, key: str, candidates: Sequence[CheckpointCandidate], absent: Collection[str]
-) -> list[Item]:
+) -> list[StagedFile]:
     """Return the small files and the links beside a checkpoint: among them are trackers that name
     the newest one, such as `latest`. Those that name a checkpoint which is `absent` on storage are
     left out. Raises OSError.
@@ -168,12 +176,12 @@ def notes(
     found = []
     for name in sorted(os.listdir(os.path.join(root, folder))):
         with contextlib.suppress(FileNotFoundError):  # renamed or deleted meanwhile
-            each = item(root, os.path.join(folder, name))
+            each = file_at(root, os.path.join(folder, name))
             path = os.path.join(root, each.name)
             if each.is_link:
                 is_note = f"{target_of(root, each.name)}/".startswith(f"{key}/")
             else:
-                is_small = each.is_file and each.stat.st_size <= NOTE
+                is_small = each.is_file and each.size <= NOTE
                 is_other = each.name not in by_path and not is_draft(name)
                 is_note = is_small and is_other and not names_any(path, missing)
             if is_note:
@@ -187,3 +195,8 @@ def names_any(path: str, candidates: Iterable[CheckpointCandidate]) -> bool:
         text = os.fsdecode(file.read(NOTE)).strip()
     names = {word for c in candidates for word in (c.name, str(c.step.value) if c.step else "")}
     return os.path.basename(text) in names - {""}
+
+
+def is_part(name: str, moved: Collection[str]) -> bool:
+    """Return whether a path belongs to a checkpoint at one of these paths."""
+    return name in moved or any(str(parent) in moved for parent in Path(name).parents)

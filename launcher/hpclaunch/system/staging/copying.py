@@ -10,17 +10,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import TypeVar
 
-from .contents import Contents, Item, item
+from hpclaunch.core.staging.files import StagedFile
 
 SPAN = 32 << 20  # bytes that a thread copies before the caller may pause
 PIECE = 4 << 20  # bytes that are in memory at once, for each thread
-TICK = 0.1  # seconds between two calls of `meanwhile`
+TICK = 0.1  # seconds between two calls of `between` while a piece is copied
 THREADS = 8  # since a parallel file system is slow for a single one
 
 T = TypeVar("T")
 
-# Called with the bytes that are copied so far, and the seconds that the last of them took. Returns
-# how many threads copy the next ones.
+# Called with the bytes that are copied so far, and the seconds that the last of them took: 0 while
+# the next ones are copied. Returns how many threads copy the next ones.
 Between = Callable[[int, float], int]
 
 
@@ -48,24 +48,16 @@ def reason(error: OSError | GivenUpError) -> str:
     return str(error)
 
 
-def copy(
-    items: Sequence[Item],
-    source: str,
-    draft: str,
-    root: str,
-    between: Between,
-    *,
-    meanwhile: Between | None = None,
-) -> None:
+def copy(items: Sequence[StagedFile], source: str, draft: str, between: Between) -> None:
     """Copy items from the directory `source` into `draft`, with their modes and times, and have
-    them written to the disk. Links to paths below `root` become relative. `meanwhile` is called
-    while threads copy, in case storage stalls. Raises OSError and what `between` raises.
+    them written to the disk. `between` is called between two pieces, and while threads copy them,
+    in case storage stalls. Raises OSError and what `between` raises.
     """
     for each in items:
         target = os.path.join(draft, each.name)
         os.makedirs(target if each.is_folder else os.path.dirname(target), exist_ok=True)
         if each.is_link:
-            os.symlink(relative_target(source, each.name, root), target)
+            os.symlink(each.target, target)
     files = [each for each in items if each.is_file]
     spans, done, took = _spans(files), 0, 0.0
     with ThreadPoolExecutor(THREADS) as pool:
@@ -73,19 +65,26 @@ def copy(
             began = time.monotonic()
             os.utime(draft)  # else another launch would take it for abandoned
             copied = [pool.submit(_copy_span, source, draft, *span) for span in batch]
-            done += sum(_results(copied, meanwhile, done))
+            done += sum(_results(copied, between, done))
             took = time.monotonic() - began
         finished = [pool.submit(_finish, os.path.join(draft, each.name), each) for each in files]
-        _results(finished, meanwhile, done)
+        _results(finished, between, done)
     for each in reversed([each for each in items if each.is_folder]):
         _finish(os.path.join(draft, each.name), each)
 
 
-def _results(calls: Sequence[Future[T]], meanwhile: Between | None, done: int) -> list[T]:
-    """Wait for calls of threads. Raises what they raise."""
-    while wait(calls, TICK if meanwhile else None).not_done and meanwhile:
-        meanwhile(done, 0.0)
-    return [call.result() for call in calls]
+def _results(calls: Sequence[Future[T]], between: Between, done: int) -> list[T]:
+    """Wait for calls of threads. Raises what they raise, and in the end what `between` raises."""
+    given_up: GivenUpError | None = None
+    while wait(calls, TICK).not_done:
+        try:
+            between(done, 0.0)
+        except GivenUpError as e:
+            given_up = e
+    results = [call.result() for call in calls]
+    if given_up is not None:
+        raise given_up
+    return results
 
 
 def make_parents(name: str, source: str, root: str) -> None:
@@ -102,20 +101,10 @@ def make_parents(name: str, source: str, root: str) -> None:
             os.chmod(path, mode | os.stat(path).st_mode & 0o7000)
 
 
-def relative_target(source: str, name: str, root: str) -> str:
-    """Return what a link points to; a path below `root` becomes relative. Raises OSError."""
-    target = os.readlink(os.path.join(source, name))
-    for base in (root, os.path.realpath(root)):
-        if os.path.isabs(target) and os.path.commonpath((base, target)) == base:
-            return os.path.relpath(target, os.path.dirname(os.path.join(base, name)))
-    return target
-
-
-def _spans(files: Iterable[Item]) -> Iterator[tuple[str, int, int]]:
+def _spans(files: Iterable[StagedFile]) -> Iterator[tuple[str, int, int]]:
     for each in files:
-        size = each.stat.st_size
-        for start in range(0, max(1, size), SPAN):
-            yield each.name, start, min(SPAN, size - start)
+        for start in range(0, max(1, each.size), SPAN):
+            yield each.name, start, min(SPAN, each.size - start)
 
 
 def _copy_span(source: str, draft: str, name: str, start: int, length: int) -> int:
@@ -136,7 +125,7 @@ def _copy_span(source: str, draft: str, name: str, start: int, length: int) -> i
                     written = os.pwrite(writing, view, start + done)
                     view, done = view[written:], done + written
             os.fdatasync(writing)
-            # Memory is scarce while checkpoints are in it.
+            # Drop the written pages: memory is scarce while checkpoints are in it.
             os.posix_fadvise(writing, start, done, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(writing)
@@ -145,14 +134,15 @@ def _copy_span(source: str, draft: str, name: str, start: int, length: int) -> i
     return done
 
 
-def _finish(path: str, each: Item) -> None:
+def _finish(path: str, each: StagedFile) -> None:
     """Set the mode and the times of a copied file or directory, and have it written to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        inherited = os.fstat(fd).st_mode & 0o7000  # such as setgid, in a group's directory
+        found = os.fstat(fd)
+        inherited = found.st_mode & 0o7000  # such as setgid, in a group's directory
         with contextlib.suppress(PermissionError):  # some file systems keep modes by ACLs only
-            os.fchmod(fd, each.stat.st_mode & 0o777 | inherited)
-        os.utime(fd, ns=(each.stat.st_atime_ns, each.stat.st_mtime_ns))
+            os.fchmod(fd, each.mode & 0o777 | inherited)
+        os.utime(fd, ns=(found.st_atime_ns, each.time))
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -167,7 +157,7 @@ def sync(path: str) -> None:
         os.close(fd)
 
 
-def hold(items: Iterable[Item], root: str, held: str) -> None:
+def hold(items: Iterable[StagedFile], root: str, held: str) -> None:
     """Keep the files of a checkpoint by hard links in `held`, so that the script may delete it
     while it is copied. Raises OSError.
     """
@@ -175,12 +165,6 @@ def hold(items: Iterable[Item], root: str, held: str) -> None:
         path, kept = os.path.join(root, each.name), os.path.join(held, each.name)
         os.makedirs(kept if each.is_folder else os.path.dirname(kept), exist_ok=True)
         if each.is_link:
-            os.symlink(os.readlink(path), kept)
+            os.symlink(each.target, kept)
         elif each.is_file:
             os.link(path, kept, follow_symlinks=False)
-
-
-def is_unchanged(contents: Contents, held: str) -> bool:
-    """Return whether nothing was written since the list of contents was made. Raises OSError."""
-    found = (item(held, each.name) for each in contents.items if each.name in contents.essential)
-    return contents.identity == frozenset((each.name, *each.identity) for each in found)

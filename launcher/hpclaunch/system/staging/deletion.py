@@ -23,23 +23,21 @@ class Deletion:
         self._launch, self._nodes = launch, nodes
         self._storage, self._record = launch.storage, launch.record
         self._kept: set[str] = set()  # deleted by the script, but still needed on storage
+        self._newest = 0  # as of the last look at storage
 
-    def note_drained(self) -> None:
-        """Have the next `rotate` look at storage again."""
-        self._kept = set()
-
-    def rotate(self, rounds: RoundTimes) -> Iterator[str]:
+    def rotate(self, rounds: RoundTimes, newest: int) -> Iterator[str]:
         """Delete on storage what the script has deleted, if storage has a later checkpoint of this
-        launch that is complete. Yield the keys of what is deleted.
+        launch that is complete. Yield the keys of what is deleted. `newest` is the time of the
+        newest one that was drained: nothing is done until that or the deleted ones change.
         """
         if not os.path.isdir(self._launch.root):  # somebody has deleted all of it
             return
         moved = self._record.moved
         vanished = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
         deleted = self._nodes.deleted(vanished)
-        if deleted <= self._kept:
+        if deleted <= self._kept and newest == self._newest:
             return
-        self._kept = deleted
+        self._kept, self._newest = deleted, newest
         owners = {name: key for key, names in moved.items() for name in names}
         with contextlib.suppress(OSError):  # tried again after the next drain
             found = [
@@ -65,13 +63,13 @@ class Deletion:
         self, complete: Sequence[Contents], is_on_storage: Callable[[Contents], bool]
     ) -> None:
         """Delete the oldest checkpoints in the staging directory that are on storage, where they
-        stay, until another one like the newest fits: a script may keep all that it saves. Raises
-        OSError.
+        stay, until another one like the newest fits: a script may keep all that it saves.
         """
-        for contents in reversed(complete[1:]):
-            if not self._nodes.lack(complete[0])[0]:
-                return
-            if is_on_storage(contents) and contents.key != HERE:
-                self._record.add_others(set(contents.moved))  # a new one of its name replaces it
-                self._record.forget(contents.key)
-                self._nodes.delete(contents)
+        with contextlib.suppress(OSError):  # tried again after the next look
+            for contents in reversed(complete[1:]):
+                if not self._nodes.lack(complete[0])[0]:
+                    return
+                if is_on_storage(contents) and contents.key != HERE:
+                    self._record.add_others(set(contents.moved))  # another may replace it
+                    self._record.forget(contents.key)
+                    self._nodes.delete(contents)

@@ -8,27 +8,26 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
-from .contents import HERE, Contents, Item, is_same, notes
+from .contents import HERE, Contents, is_copied, is_unchanged, notes
 from .copying import (
     THREADS,
     Between,
     GivenUpError,
     RewrittenError,
     at_once,
-    is_unchanged,
     make_parents,
 )
-from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
 from .one_node import OneNode
-from .other_files import OtherFiles, keep
-from .publishing import draft, is_copied, later, publish, same, sweep
+from .other_files import OtherFiles, set_aside
+from .publishing import draft, later, publish, sweep
 from .removal import rmtree
 from .requests import Requests
 
@@ -53,7 +52,6 @@ class Draining:
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
         self._nodes, self._others, self._answer = nodes, others, answer
-        self._deletion = Deletion(launch, nodes)
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.newest = 0  # the time of the newest one that was drained
@@ -64,7 +62,7 @@ class Draining:
         self._is_rewritten = False  # in place
         self._finishes = False  # the last drain was given up, so the next one is finished
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
-        self._refusal: messages.Refused | None = None
+        self._no_room: messages.NoRoom | None = None
         self._say_due = 0.0
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
@@ -101,7 +99,7 @@ class Draining:
         is_drained = self._drained.get(contents.key) == contents.identity
         if is_drained and self._looking.has_ended:
             if self._launch.has_several_nodes:
-                return same(contents, self._storage)
+                return contents.is_copied(self._storage)
             return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
         return is_drained
 
@@ -114,6 +112,11 @@ class Draining:
     def note_drained(self, contents: Contents) -> None:
         self._drained[contents.key] = contents.identity
         self.newest = max(self.newest, contents.time)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Note that these checkpoints were deleted on storage."""
+        for key in keys:
+            self._drained.pop(key, None)
 
     def absent(self, found: Sequence[ExaminedCheckpoint]) -> set[str]:
         keys = {os.path.relpath(f.candidate.path, self._launch.root) for f in found}
@@ -143,12 +146,11 @@ class Draining:
             rmtree(self._held)
         self.note_drained(contents)
         self._finishes = self._is_late = False
-        self._deletion.note_drained()
         if is_new:
             number = None if step is None else step.value
             seconds = time.monotonic() - began - self._paused
             self._requests.send(messages.Drained(path, number, contents.size, seconds))
-        self._refuse()
+        self._report_no_room()
         return ""
 
     def _copy(
@@ -161,7 +163,7 @@ class Draining:
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
         self.sweep_again()
-        is_there = same(contents, self._storage)
+        is_there = contents.is_copied(self._storage)
         with draft(self._storage, self._launch.name) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._launch.root, contents.key, candidates, self.absent(all_found))
@@ -172,7 +174,7 @@ class Draining:
             ]
             # Trackers are rewritten in place, so they are copied at once.
             self._nodes.copy(beside, self._launch.root, drafted, at_once)
-            beside = [each for each in beside if is_same(each, self._launch.root)]
+            beside = [each for each in beside if is_unchanged(each, self._launch.root)]
             if not is_there:
                 self._refuse_older(contents)
                 self._hold(contents)
@@ -180,14 +182,16 @@ class Draining:
             if not is_there:
                 self._copy_held(contents, drafted)
             self._refuse_older(contents)
-            beside = [each for each in beside if not self._has_newer(each)]
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
                 make_parents(name, self._launch.root, self._storage)
             self._record.add(contents)  # before, so that the next stager knows it in any case
-            others = [*contents.items, *beside] if contents.key == HERE else beside
-            self._record.add_others({each.name for each in others})
+            inside = contents.items if contents.key == HERE else ()
+            self._record.add_others({each.name for each in (*inside, *beside)})
+            self._nodes.share()
+            self._refuse_older(contents)  # another stager may lead by now
+            beside = [each for each in beside if not self._has_newer(each)]
             publish(
                 contents,
                 beside,
@@ -196,7 +200,7 @@ class Draining:
                 self._launch.name,
                 is_there=is_there,
             )
-        self._others.note_copied(beside if is_there else others)
+        self._others.note_copied(beside if is_there else [*inside, *beside])
         return not is_there
 
     def _copy_held(self, contents: Contents, drafted: str) -> None:
@@ -211,7 +215,7 @@ class Draining:
                 essential=essential,
                 in_memory=is_rewritten,
             )
-            if not is_rewritten and not is_unchanged(contents, self._held):
+            if not is_rewritten and not contents.is_unchanged(self._held):
                 raise RewrittenError("it is being written again")
         except RewrittenError:
             self._is_rewritten = self._is_late = True
@@ -227,7 +231,7 @@ class Draining:
         }
         for name in contents.moved:
             if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
-                keep(path)
+                set_aside(path)
 
     def _refuse_older(self, contents: Contents) -> None:
         """Raise GivenUpError if storage has a newer one of this name, and report that: perhaps only
@@ -239,7 +243,7 @@ class Draining:
             self._requests.send(messages.DrainFailed(self._launch.on_storage(contents.key), why))
             raise GivenUpError(why)
 
-    def _has_newer(self, each: Item) -> bool:
+    def _has_newer(self, each: StagedFile) -> bool:
         """Return whether storage has a later file of this name: from another stager, which leads by
         now.
         """
@@ -279,9 +283,11 @@ class Draining:
         """Raise GivenUpError if a newer checkpoint should be drained instead. At least every other
         drain is finished, however often the script saves.
         """
-        complete = list(self._looking.complete(self._looking.look()))
+        if (found := self._looking.look()) is None:
+            return
+        complete = self._looking.complete(found)
         self.check_room(complete)
-        self._nodes.care()
+        self._nodes.care(complete)
         newest = complete[0][1] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:
@@ -302,17 +308,6 @@ class Draining:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
-    def rotate(self) -> None:
-        """Delete on storage what the script has deleted, if it is not needed any more."""
-        for key in self._deletion.rotate(self._requests.rounds):
-            self._drained.pop(key, None)
-            self._requests.send(messages.Deleted(self._launch.on_storage(key)))
-
-    def make_room(self, complete: Sequence[Contents]) -> None:
-        """Delete in memory what is on storage, if there is no room for the next checkpoint."""
-        with contextlib.suppress(OSError):
-            self._deletion.make_room(complete, self.is_on_storage)
-
     def check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
         """Check once for each new checkpoint that the next one will fit, if those that are on
         storage make room for it. Do this before the next save begins, which takes room itself.
@@ -324,14 +319,14 @@ class Draining:
         with contextlib.suppress(OSError):
             older = [c for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
             why, host = self._nodes.lack(newest, older)
-            self._refusal = messages.Refused(0, why, host) if why else None
+            self._no_room = messages.NoRoom(why, host) if why else None
             self._is_late |= bool(why)
             if self.is_on_storage(newest):
-                self._refuse()
+                self._report_no_room()
 
-    def _refuse(self) -> None:
+    def _report_no_room(self) -> None:
         """Report that there is no room. Call this once the newest checkpoint is on storage."""
-        if self._refusal is not None:
-            self._requests.send(self._refusal)
-            self._nodes.drop_kept(self._refusal.host)
-            self._refusal = None
+        if self._no_room is not None:
+            self._requests.send(self._no_room)
+            self._nodes.drop_kept(self._no_room.host)
+            self._no_room = None

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from hpclaunch.core.staging.choice import choice, outdated
-from hpclaunch.core.staging.copies import restoring
-from hpclaunch.core.staging.generations import Manifest, Settled, StagedFile, manifest
+from hpclaunch.core.staging.copies import Transfer, restoring
+from hpclaunch.core.staging.generations import Manifest, Settled, manifest
 
 from .contents import HERE, Contents
 from .copying import GivenUpError, LostError, reason
@@ -20,11 +20,10 @@ from .draining import Draining
 from .launch import Launch
 from .looking import Looking
 from .messages import Refused, Restore, Restored
-from .node import Entry, Wanted
 from .nodes import Nodes
 from .one_node import OneNode
+from .orders import Settle
 from .other_files import OtherFiles
-from .peers import wanted
 
 TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
 
@@ -42,7 +41,7 @@ class UnrecordedError(GatheringError, LostError):
 
 
 class Gathering:
-    """One request. `from_storage` restores on this node only."""
+    """A restore on several nodes."""
 
     def __init__(
         self,
@@ -80,8 +79,7 @@ class Gathering:
         began, nodes = time.monotonic(), self._nodes
         nodes.refresh_soon()
         complete = list(self._looking.candidates(self._looking.found()))
-        nodes.whole(complete)
-        nodes.delete_rest()
+        nodes.delete_rest(nodes.whole(complete))
         found = nodes.manifests(complete)
         chosen, holdings = self._chosen(found, request), nodes.holdings
         self._draining.chosen = 0 if chosen is None else chosen.time
@@ -101,9 +99,9 @@ class Gathering:
         return Restored(request.id, reply.path, size, seconds, reply.skipped, fetched)
 
     def collect(self) -> tuple[list[str], str]:
-        """Have this node fetch the newest checkpoint if storage would not get it otherwise: other
-        nodes keep it, but those that had saved it are lost. Return the paths that are missing, and
-        why. Raises OSError and GivenUpError if a node does not answer.
+        """Fetch the newest checkpoint to this node if only buddies still have it, so that the flush
+        can copy it. Return the paths that are missing, and why. Raises OSError and GivenUpError
+        if a node does not answer.
         """
         self._nodes.refresh_soon()
         request = Restore(0, (), (self._nodes.index,))
@@ -133,13 +131,8 @@ class Gathering:
 
     def _own(self, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint that was restored on this node."""
-        index, stage = self._nodes.index, self._launch.stage
-        files = []
-        for name, found in (each for each in contents.items if not each.is_folder):
-            path = os.path.join(stage, name)
-            target = os.readlink(path) if os.path.islink(path) else ""
-            size, when = found.st_size, found.st_mtime_ns
-            files.append(StagedFile(name, size, when, found.st_mode, index, target))
+        owner = self._nodes.index
+        files = [each._replace(owner=owner) for each in contents.items if not each.is_folder]
         return manifest(contents.key, files, contents.decisive, contents.essential, contents.moved)
 
     def _gather(self, chosen: Manifest | None, request: Restore) -> int:
@@ -149,16 +142,16 @@ class Gathering:
             new = nodes.inventories.get(node)
             if new is not None and not new.settled.number and (why := new.free.lack_of_any()):
                 raise GatheringError(why, nodes.hosts.get(node, ""))
-        while chosen and (fetches := restoring(chosen, nodes.holdings, request.nodes)):
+        while chosen and (transfers := restoring(chosen, nodes.holdings, request.nodes)):
             lacking: dict[int, int] = defaultdict(int)
-            for each in fetches:
+            for each in transfers:
                 lacking[each.node] += each.file.size
             for node, size in lacking.items():
                 found = nodes.inventories[node]
                 # Before its first round, a node needs as much again for the next save.
                 if why := found.free.lack(size, 1 if found.settled.number else 2):
                     raise GatheringError(why, nodes.hosts.get(node, ""))
-            failed = nodes.fetch(wanted(fetches, chosen))
+            failed = nodes.fetch(transfers)
             failures = failures + 1 if failed else 0
             for node, why_not in failed.items():
                 if node in nodes and failures >= TRIES:
@@ -175,18 +168,16 @@ class Gathering:
         """Have the nodes fetch small files that belong to no checkpoint, if they have none of that
         name: scripts append to logs.
         """
-        nodes, fetched = self._nodes, 0
-        lacking: dict[int, list[Wanted]] = defaultdict(list)
+        nodes, transfers = self._nodes, list[Transfer]()
         for each in self._others.small(self._looking.found()):
             with contextlib.suppress(OSError, GivenUpError):  # it is just being deleted
                 file = nodes.staged(each)
-                entry = Entry(file.name, file.mode, file.size, file.time, 0)
-                for holding in nodes.holdings:
-                    if holding.node in request.nodes and file.name not in holding.files:
-                        lacking[holding.node].append(Wanted(entry, file.owner))
-                        fetched += file.size
-        nodes.fetch(lacking)  # a log that cannot be fetched is no reason to stop
-        return fetched
+                lacking = (h.node for h in nodes.holdings if file.name not in h.files)
+                transfers += (
+                    Transfer(node, file, file.owner) for node in lacking if node in request.nodes
+                )
+        nodes.fetch(transfers)  # a log that cannot be fetched is no reason to stop
+        return sum(each.file.size for each in transfers)
 
     def _settle(
         self, chosen: Manifest | None, outdated: Mapping[int, frozenset[str]], request: Restore
@@ -198,8 +189,8 @@ class Gathering:
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
         nodes.restored |= set(chosen.moved) - {HERE} if chosen else set()
-        settled = Settled(number, frozenset(request.nodes), generation)
-        failed = nodes.wait({n: nodes[n].settle(settled) for n in nodes.inventories if n in nodes})
+        order = Settle(Settled(number, frozenset(request.nodes), generation))
+        failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():
             if node in nodes:
                 raise UnrecordedError(reason(why), nodes.hosts.get(node, ""))

@@ -39,8 +39,10 @@ class Looking:
             (time.thread_time, LONGEST) if has_several else (time.monotonic, math.inf)
         )
 
-    def look(self) -> list[ExaminedCheckpoint]:
-        """Return the checkpoints that are in memory now, the newest first."""
+    def look(self) -> list[ExaminedCheckpoint] | None:
+        """Return the checkpoints that are in memory now, the newest first; None if the look has
+        failed.
+        """
         began, clock = time.monotonic(), self._clock()
         try:
             self._nodes.refresh()
@@ -49,7 +51,7 @@ class Looking:
             return found
         except (OSError, GivenUpError) as e:
             self._report(e, began)
-            return []
+            return None
         finally:
             took = self._clock() - clock
             self.due = began + max(PERIOD, min(took / SHARE, self._longest))
@@ -95,9 +97,7 @@ class Looking:
         seen, path = self._launch.seen, found.candidate.path
         facts = seen.facts(self._requests.rounds)
         again = look_at(seen.where, path, facts, seen.memory, opens=seen.opens)
-        is_complete = again is not None and (again.lacks is None or self.has_ended)
-        if again is None or not is_complete or self._identity(again) != contents.identity:
+        if again is None or (again.lacks is not None and not self.has_ended):
             raise GivenUpError("it is being written again")
-
-    def _identity(self, found: ExaminedCheckpoint) -> object:
-        return contents_of(self._launch.root, found).identity
+        if contents_of(self._launch.root, again).identity != contents.identity:
+            raise GivenUpError("it is being written again")

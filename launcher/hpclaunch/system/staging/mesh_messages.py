@@ -1,25 +1,24 @@
-"""The stagers' requests to each other, and the replies (`mesh.py`)."""
+"""The messages of the stagers to each other (`mesh.py`)."""
 
 from __future__ import annotations
 
+import errno
 from typing import TypeAlias
 
-from hpclaunch.core.protocol.values import value, variant
-from hpclaunch.core.staging.generations import Identity, Manifest, Settled
+from hpclaunch.core.protocol.values import field, value, variant
+from hpclaunch.core.staging.files import Identity
+from hpclaunch.system.shared import packing
 
-from .node import Entry, Inventory, Wanted
+from .node import Inventory
+from .orders import Order
 
+LIMIT = 64 << 20  # bytes of a message
 Address: TypeAlias = tuple[str, int]  # with the port
 
 
 @variant(frozen=True)
-class Look:
-    """Return the inventory."""
-
-
-@variant(frozen=True)
 class Read:
-    """Return bytes of a file. Unlike the others, it may come from any node."""
+    """Return bytes of a file. Unlike an order, it may come from any node."""
 
     name: str
     kept: str
@@ -29,90 +28,25 @@ class Read:
 
 
 @variant(frozen=True)
-class Copy:
-    """Copy files into a draft on storage."""
-
-    entries: tuple[Entry, ...]
-    essential: tuple[str, ...]
-    drafted: str  # the name of the draft
-    in_memory: bool
-
-
-@variant(frozen=True)
-class Fetch:
-    """Fetch files of other nodes."""
-
-    wanted: tuple[Wanted, ...]
-    generation: str
-    me: int  # the index of the node that fetches
-    places: dict[int, Address]  # of the others
-
-
-@variant(frozen=True)
-class Keep:
-    """Keep a generation."""
-
-    manifest: Manifest
-
-
-@variant(frozen=True)
-class Lend:
-    """Hold files of the staging directory until other nodes have fetched them."""
-
-    entries: tuple[Entry, ...]
-
-
-@variant(frozen=True)
-class Drop:
-    """Keep a generation no longer."""
-
-    generation: str
-
-
-@variant(frozen=True)
-class Delete:
-    """Delete files of the staging directory."""
-
-    entries: tuple[Entry, ...]
-
-
-@variant(frozen=True)
-class Settle:
-    """Record that a restore is complete."""
-
-    settled: Settled
-
-
-@variant(frozen=True)
-class Note:
-    """Keep the record of the leader, for the next leader."""
-
-    record: str
-
-
-@variant(frozen=True)
 class Hurry:
-    """Serve the request of this connection without pauses, or with pauses again."""
+    """Carry out the order of this connection without pauses, or with pauses again."""
 
     on: bool
 
 
 @variant(frozen=True)
 class Cancel:
-    """Give up the request of this connection. That is answered all the same."""
-
-
-Request: TypeAlias = (
-    Look | Read | Copy | Fetch | Keep | Lend | Drop | Delete | Settle | Note | Hurry | Cancel
-)
+    """Give up the order of this connection. That is answered all the same."""
 
 
 @value(frozen=True)
-class Order:
-    """A request, with the term of the leader that sends it."""
+class Request:
+    """An order, or something else that is asked of a node."""
 
-    term: int
-    request: Request
+    term: int  # of the leader that asks
+    what: Order | Read | Hurry | Cancel
+    index: int = -1  # of the node that is asked
+    places: dict[int, Address] = field(default_factory=dict)  # of nodes from which it fetches
 
 
 @value(frozen=True)
@@ -134,3 +68,10 @@ class Reply:
     done: int = 0  # bytes
     inventory: Inventory | None = None
     failure: Failure | None = None
+
+
+def packed(message: Request | Reply) -> bytes:
+    """Return the bytes of a message. Raises OSError if it has too many files."""
+    if len(data := packing.pack(message)) > LIMIT:
+        raise OSError(errno.EMSGSIZE, "too many files for one message")
+    return data

@@ -39,6 +39,8 @@ class Lead(Message):
 
     term: int
     index: int  # of this agent
+    host: str  # of this agent
+    lease: float  # seconds for which workers of other nodes may run on without this agent
     peers: tuple[PeerPlace, ...]  # the others that live
 
 
@@ -75,12 +77,7 @@ class Rounds(Message):
     """The rounds of this job, by which the search judges checkpoints."""
 
     rounds: RoundTimes
-
-
-class Hurry(Message):
-    """Copy without pauses, or with pauses again."""
-
-    on: bool
+    hurry: bool  # copy without pauses: the workers have ended, or will soon
 
 
 class Flush(Message):
@@ -113,15 +110,22 @@ class Searched(Message):
 
     id: int
     found: tuple[FoundCheckpoint, ...]
+    why: str = ""  # why the search has failed
 
 
 class Refused(Message):
-    """The staging directory cannot be used. With `id` 0, this is no reply: there is no room for
-    another save, so the next round should save to storage. Flush the staging directory before. The
-    round that runs cannot change its directory.
-    """
+    """Nothing could be restored: the staging directory cannot be used."""
 
     id: int
+    why: str
+    host: str = ""  # the node that is the cause; "": this one
+
+
+class NoRoom(Message):
+    """A lack of room for another save: the next round should save to storage. Flush the staging
+    directory before. The round that runs cannot change its directory.
+    """
+
     why: str
     host: str = ""  # the node without room; "": this one
 
@@ -150,14 +154,6 @@ class DrainFailed(Message):
     why: str
 
 
-class Deleted(Message):
-    """A checkpoint was deleted on storage, since the script has deleted it and storage has a newer
-    complete one.
-    """
-
-    path: str
-
-
 class Flushed(Message):
     """Everything has reached storage, except what is `missing`.
 
@@ -172,9 +168,9 @@ class Flushed(Message):
     mixed: tuple[str, ...] = ()  # newer ones, with files of several saves: a kill may leave some
 
 
-Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Hurry | Flush
+Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Flush
 Reply: TypeAlias = (
-    Listening | Restored | Searched | Refused | Draining | Drained | DrainFailed | Deleted | Flushed
+    Listening | Restored | Searched | Refused | NoRoom | Draining | Drained | DrainFailed | Flushed
 )
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

@@ -7,8 +7,7 @@ Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`)
 - `fetched`: which files a restore has copied into the staging directory;
 - `settled`: the last restore, and which files the staging directory had then.
 
-A file is known by its name, size and time: with another size or time it is another file. Other
-nodes ask for files by name, so names that leave the directory are refused.
+Other nodes ask for files by name, so names that leave the directory are refused.
 """
 
 from __future__ import annotations
@@ -17,88 +16,39 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, zip_longest
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from hpclaunch.core.staging.generations import Identity, Kept, Manifest, Settled, StagedFile
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import Identity, StagedFile
+from hpclaunch.core.staging.generations import Kept, Manifest, Settled
 from hpclaunch.system.shared import packing
 
 from . import copying
-from .contents import HERE, item, tree
-from .copying import Between, GivenUpError, at_once, hold, relative_target
+from .contents import HERE, file_at, tree
+from .copying import Between, GivenUpError, at_once, hold
+from .fetching import PIECE, Data, Source, pieces, place_all, receive, refuse_links, safe
 from .publishing import draft_beside, place, remove
 from .record import RECORD
 from .room import Room, room
 
 KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
 LENT = "lent"
-STREAMS = 4  # pieces that a node fetches at the same time
-PIECE = 1 << 20  # bytes
 MOST_KEPT = 2  # generations
-END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
-Data: TypeAlias = bytes | memoryview
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
 T = TypeVar("T")
-Span: TypeAlias = tuple[int, int]  # offset and length
-Progress: TypeAlias = Callable[[int], None]  # called with the bytes so far; may raise GivenUpError
-
-
-class Entry(NamedTuple):
-    """A file, link or directory of a staging directory, by its relative name."""
-
-    name: str
-    mode: int  # st_mode
-    size: int
-    time: int  # st_mtime_ns
-    inode: int
-    target: str = ""  # of a link; relative if it lies in the staging directory
-
-    @property
-    def is_folder(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.mode)
-
-    @property
-    def is_link(self) -> bool:
-        return stat.S_ISLNK(self.mode)
-
-    @property
-    def identity(self) -> Identity:
-        return self.size, self.time
 
 
 class Inventory(NamedTuple):
     """All that a node has."""
 
-    entries: tuple[Entry, ...]  # of the staging directory; directories before what they contain
-    fetched: frozenset[str]  # those that a restore has copied here, unchanged since
+    entries: tuple[StagedFile, ...]  # of the staging directory; a directory before its files
+    fetched: frozenset[str]  # names of files that a restore has copied here
     kept: tuple[Kept, ...]
     free: Room
     settled: Settled = Settled()
-    old: frozenset[str] = frozenset()  # those that are unchanged since then
+    old: frozenset[str] = frozenset()  # names of files that are unchanged since that restore
     time: int = 0  # of the staging directory itself
-
-
-class Wanted(NamedTuple):
-    """A file, link or directory that another node has."""
-
-    entry: Entry
-    source: int  # the index of that node
-    kept: str = ""  # the generation in which the node keeps it; "": it is in its staging directory
-
-
-class Source(Protocol):
-    """A node from which files are fetched."""
-
-    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
-        """Return bytes of a file. Raises OSError, and GivenUpError if it is another file now."""
 
 
 class StageNode:
@@ -124,15 +74,10 @@ class StageNode:
         kept = tuple(self._generations())
         return Inventory(entries, fetched, kept, room(self.stage), settled, old, time)
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[StagedFile]:
         for each in tree(self.stage, HERE):
             if each.name != HERE and (each.is_file or each.is_folder or each.is_link):
-                with contextlib.suppress(FileNotFoundError):  # a link that is deleted just now
-                    is_link, name, found = each.is_link, each.name, each.stat
-                    target = relative_target(self.stage, name, self.stage) if is_link else ""
-                    size = len(os.fsencode(target)) if is_link else found.st_size
-                    time = found.st_mtime_ns
-                    yield Entry(name, found.st_mode, size, time, found.st_ino, target)
+                yield each
 
     def _generations(self) -> Iterator[Kept]:
         for name in sorted(os.listdir(self._kept)) if os.path.isdir(self._kept) else ():
@@ -148,7 +93,7 @@ class StageNode:
         Raises GivenUpError if it has another identity.
         """
         is_lent = not kept and _has(self._lent, name, identity)
-        _refuse_links(root := self._lent if is_lent else self._root(kept), name)
+        refuse_links(root := self._lent if is_lent else self._root(kept), name)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(os.path.join(root, name), flags)
         try:
@@ -163,7 +108,7 @@ class StageNode:
 
     def copy(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[StagedFile],
         essential: Collection[str],
         drafted: str,
         between: Between,
@@ -175,44 +120,44 @@ class StageNode:
         hard links. It may also write them again if they are copied `in_memory` before. Raises
         GivenUpError if an essential file has changed.
 
-        If several nodes copy into one draft, let one copy the directories after all files: they
-        get their modes and times then.
+        Leave directories to the leader, which copies them last: a file that is added changes a
+        directory's time.
         """
         for each in entries:
-            _refuse_links(self.stage, each.name)
-        items = [item(self.stage, each.name) for each in entries]
+            refuse_links(self.stage, each.name)
+        items = [file_at(self.stage, each.name) for each in entries]
         checked = [each for each in entries if each.is_file and each.name in essential]
         with draft_beside(self.stage) as held:
             if in_memory:
-                copying.copy(items, self.stage, held, self.stage, at_once)
+                copying.copy(items, self.stage, held, at_once)
             else:
                 hold(items, self.stage, held)
             _check(checked, self.stage if in_memory else held)
             os.stat(drafted)  # else `copy` would make it again after its owner has given it up
-            copying.copy(items, held, drafted, self.stage, between)
+            copying.copy(items, held, drafted, between)
             if not in_memory:
                 _check(checked, held)
 
     def fetch(
         self,
-        wanted: Sequence[Wanted],
+        transfers: Sequence[Transfer],
         generation: str,
         sources: Mapping[int, Source],
-        progress: Progress = lambda _: None,
+        between: Between = at_once,
     ) -> None:
         """Fetch files of other nodes: into a generation that is kept, or into the staging directory
         if `generation` is "". They are placed in their order once all are there. `sources` may have
-        this node itself, under its index. Raises GivenUpError.
+        this node itself, under its index. Raises GivenUpError, and what `between` raises.
         """
         with draft_beside(self.stage) as drafted:
-            _receive(wanted, sources, drafted, progress, _pieces)
+            receive(transfers, sources, drafted, between, pieces)
             if not generation:
-                self.mark(each.entry for each in wanted)
-            _place(wanted, drafted, self._root(generation))
+                self.mark(each.file for each in transfers)
+            place_all([each.file for each in transfers], drafted, self._root(generation))
 
     def keep(self, manifest: Manifest) -> None:
-        """Keep a generation from now on. Its files are added by `fetch`. A third one is refused:
-        the order may be late.
+        """Keep a generation from now on. Its files are added by `fetch`. A third one is refused: an
+        order that arrives late could otherwise fill the memory.
         """
         folder = self._folder(manifest.generation)
         others = set(os.listdir(self._kept) if os.path.isdir(self._kept) else ())
@@ -221,18 +166,18 @@ class StageNode:
         os.makedirs(os.path.join(folder, FILES), exist_ok=True)
         _write(os.path.join(folder, MANIFEST), packing.pack(manifest))
 
-    def lend(self, entries: Sequence[Entry]) -> None:
+    def lend(self, entries: Sequence[StagedFile]) -> None:
         """Hold files of the staging directory by hard links, so that the script may delete them
         while others read them. What was lent before is let go.
         """
         for each in entries:
-            _refuse_links(self.stage, each.name)
+            refuse_links(self.stage, each.name)
         with draft_beside(self.stage) as drafted:
             held = os.path.join(drafted, LENT)
             os.mkdir(held)
             for each in entries:
                 with contextlib.suppress(FileNotFoundError):  # just deleted
-                    hold([item(self.stage, each.name)], self.stage, held)
+                    hold([file_at(self.stage, each.name)], self.stage, held)
             if entries:
                 place(held, self._lent)
             elif os.path.isdir(self._lent):
@@ -243,15 +188,15 @@ class StageNode:
         with contextlib.suppress(FileNotFoundError):
             remove(self._folder(generation), self._own, os.path.basename(self._own))
 
-    def delete(self, entries: Sequence[Entry]) -> None:
+    def delete(self, entries: Sequence[StagedFile]) -> None:
         """Delete files of the staging directory that are still the same, links, and directories
-        that are empty then. Other directories keep their times: for the search, the script has
-        deleted nothing (formats/accelerate.py).
+        that are empty then. Other directories keep their times: a format compares these with the
+        times of files (formats/accelerate.py).
         """
         parents = {os.path.dirname(os.path.join(self.stage, each.name)) for each in entries}
         times = {path: os.stat(path) for path in parents if os.path.isdir(path)}
         for each in sorted(entries, key=lambda each: each.name, reverse=True):
-            _refuse_links(self.stage, each.name)
+            refuse_links(self.stage, each.name)
             path = os.path.join(self.stage, each.name)
             with contextlib.suppress(FileNotFoundError):
                 if each.is_folder:
@@ -274,7 +219,7 @@ class StageNode:
 
     def _folder(self, generation: str) -> str:
         """Return the directory of a generation that is kept."""
-        if os.sep in _safe(generation):
+        if os.sep in safe(generation):
             raise PermissionError(errno.EPERM, "not the name of a generation", generation)
         return os.path.join(self._kept, generation)
 
@@ -287,140 +232,27 @@ class StageNode:
             return packing.unpack(file.read(), kind)
         return None
 
-    def mark(self, fetched: Iterable[StagedFile | Entry]) -> None:
+    def mark(self, fetched: Iterable[StagedFile]) -> None:
         """Record that a restore has copied these files into the staging directory."""
         marks = self._load(self._marks, Marks) or {}
         old = {n: known for n, known in marks.items() if _has(self.stage, n, known)}
-        new = {each.name: each.identity for each in fetched if stat.S_ISREG(each.mode)}
+        new = {each.name: each.identity for each in fetched if each.is_file}
         _write(self._marks, packing.pack(old | new))
-
-
-def fetch_ends(
-    wanted: Sequence[Wanted], sources: Mapping[int, Source], root: str, stage: str
-) -> None:
-    """Make skeletons of other nodes' files below `root`: files of the same size, mode and time,
-    but of a large file only the two ends. Each has another inode than what was there. `root` lies
-    in the directory RANDOM of `stage`. Raises OSError and GivenUpError.
-    """
-    with draft_beside(stage) as drafted:
-        _receive(wanted, sources, drafted, lambda _: None, _ends)
-        _place(wanted, drafted, root)
-
-
-def _receive(
-    wanted: Sequence[Wanted],
-    sources: Mapping[int, Source],
-    drafted: str,
-    progress: Progress,
-    spans: Callable[[int], Iterable[Span]],
-) -> None:
-    """Fetch some spans of each file into a draft, from several nodes at once."""
-    if {each.source for each in wanted} - sources.keys():
-        raise OSError(errno.EHOSTUNREACH, "a node that has the files has left")
-    pieces: dict[int, list[tuple[Wanted, Span]]] = {}
-    for each in wanted:
-        _make(each.entry, drafted)
-        if each.entry.is_file:
-            spans_of = ((each, span) for span in spans(each.entry.size))
-            pieces.setdefault(each.source, []).extend(spans_of)
-    done, pending = 0, deque[Future[int]]()
-    pool = ThreadPoolExecutor(STREAMS)
-    try:
-        for piece in filter(None, chain(*zip_longest(*pieces.values()))):
-            if len(pending) == 2 * STREAMS:
-                progress(done := done + pending.popleft().result())
-            pending.append(pool.submit(_fetch_piece, sources, drafted, *piece))
-        while pending:
-            progress(done := done + pending.popleft().result())
-    finally:
-        pool.shutdown(cancel_futures=True)
-    for each in wanted:
-        if not each.entry.is_folder:
-            _finish(os.path.join(drafted, each.entry.name), each.entry)
-
-
-def _make(entry: Entry, root: str) -> None:
-    """Make a directory, a link, or a file of this size with nothing in it."""
-    _refuse_links(root, entry.name)
-    path = os.path.join(root, entry.name)
-    os.makedirs(path if entry.is_folder else os.path.dirname(path), exist_ok=True)
-    if entry.is_link:
-        os.symlink(entry.target, path)
-    elif entry.is_file:
-        with open(path, "xb") as file:
-            file.truncate(entry.size)
-
-
-def _fetch_piece(sources: Mapping[int, Source], drafted: str, wanted: Wanted, span: Span) -> int:
-    entry, (offset, length) = wanted.entry, span
-    source = sources[wanted.source]
-    view = memoryview(source.read(entry.name, wanted.kept, entry.identity, offset, length))
-    if len(view) != length:
-        raise OSError(errno.EBADMSG, "another node has sent a wrong number of bytes", entry.name)
-    fd = os.open(os.path.join(drafted, entry.name), os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        while view:
-            written = os.pwrite(fd, view, offset)
-            view, offset = view[written:], offset + written
-    finally:
-        os.close(fd)
-    return length
-
-
-def _place(wanted: Sequence[Wanted], drafted: str, root: str) -> None:
-    """Move what is in a draft to its final names below `root`, one after the other."""
-    for name, entry in ((each.entry.name, each.entry) for each in wanted):
-        _refuse_links(root, name)
-        final = os.path.join(root, name)
-        if not entry.is_folder:
-            place(os.path.join(drafted, name), final)
-        elif not os.path.isdir(final) or os.path.islink(final):
-            place(tempfile.mkdtemp(dir=drafted), final)
-    for each in reversed([each.entry for each in wanted if each.entry.is_folder]):
-        _finish(os.path.join(root, each.name), each)
-
-
-def _finish(path: str, entry: Entry) -> None:
-    if not entry.is_link:
-        os.chmod(path, entry.mode & 0o777)
-    os.utime(path, ns=(entry.time, entry.time), follow_symlinks=False)
-
-
-def _pieces(size: int) -> Iterable[Span]:
-    return ((start, min(PIECE, size - start)) for start in range(0, size, PIECE))
-
-
-def _ends(size: int) -> Iterable[Span]:
-    return _pieces(size) if size <= 2 * END else ((0, END), (size - END, END))
 
 
 def _has(root: str, name: str, identity: Identity) -> bool:
     """Return whether there is this file."""
     try:
-        return item(root, _safe(name)).identity[1:] == identity
+        return file_at(root, safe(name)).identity == identity
     except OSError:
         return False
 
 
-def _check(entries: Iterable[Entry], root: str) -> None:
-    for each in entries:
-        if item(root, each.name).identity != (each.inode, *each.identity):
+def _check(files: Iterable[StagedFile], root: str) -> None:
+    """Raise GivenUpError if one of the files has changed, and OSError if it is deleted."""
+    for each in files:
+        if file_at(root, each.name).version != each.version:
             raise GivenUpError("it is being written again")
-
-
-def _safe(name: str) -> str:
-    """Return a relative name. Raises PermissionError if it leaves the directory."""
-    is_path = name == os.path.normpath(name) and not os.path.isabs(name) and "\0" not in name
-    if not is_path or name.split(os.sep)[0] in (os.curdir, os.pardir):
-        raise PermissionError(errno.EPERM, "not a name in the staging directory", name)
-    return name
-
-
-def _refuse_links(root: str, name: str) -> None:
-    """Raise PermissionError if a name leads through a link, which may leave the directory."""
-    parent = os.path.dirname(os.path.join(os.path.realpath(root), _safe(name)))
-    if os.path.realpath(parent) != parent:
-        raise PermissionError(errno.EPERM, "a name that leads through a link", name)
 
 
 def _write(path: str, data: bytes) -> None:

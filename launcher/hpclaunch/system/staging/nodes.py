@@ -9,23 +9,24 @@ import os
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpclaunch.core.staging.choice import mixtures
-from hpclaunch.core.staging.copies import buddies
-from hpclaunch.core.staging.generations import Holding, Manifest, StagedFile
+from hpclaunch.core.staging.copies import Transfer, buddies
+from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.core.staging.generations import Holding, Manifest
 
 from .caring import Caring
-from .contents import Contents, Item
+from .contents import Contents, is_part
 from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy
+from .fetching import Source
 from .launch import Launch
 from .messages import Follow, Lead, Listening, Secret
-from .node import Entry, Inventory, Source, StageNode, Wanted
+from .node import Inventory, StageNode
 from .one_node import Complete, OneNode
-from .peers import Call, LocalNode, Peer, is_part
+from .orders import Call, Copy, Delete, Fetch, LocalNode, Look, Node, Note
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0  # seconds until a node that does not answer is lost for a restore, too
 TICK = 0.1  # seconds between two looks at the copies of other nodes
+PERIOD = 1.0  # seconds between two looks at the nodes that a dead agent has left
 T = TypeVar("T")
 NOTHING: Mapping[int, Collection[int]] = {}
 Failures = dict[int, OSError | GivenUpError]  # by node
@@ -49,52 +51,56 @@ class Nodes(OneNode):
         self._requests = requests
         self._view: View | None = None  # once it leads
         self._leads = False
-        self._is_current = False  # the last refresh has succeeded
         self.index = 0
         self.hosts: dict[int, str] = {}
-        self.peers: Mapping[int, Peer] = {}  # without itself
+        self._lease = 0.0  # of the workers of other nodes: see Lead
+        self.peers: Mapping[int, Node] = {}  # without itself
         self.holdings: list[Holding] = []
         self.inventories: dict[int, Inventory] = {}
         self.own = StageNode(launch.stage, launch.storage)
         self._local = LocalNode(self.own, self.sources)
         self._noted = ""  # the record that other nodes have
         self.restored: set[str] = set()  # the paths of checkpoints that were restored
-        self._whole: list[Manifest] = []  # what `whole` has returned
         self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
-        self.by_script: set[str] = set()  # deleted; what vanishes may also be lost
+        self.by_script: set[str] = set()  # keys of checkpoints that it has deleted
         self._mesh: Mesh | None = None
-        requests.on_peers = self.take
+        requests.on_peers = self.on_request
         self._caring = Caring(self)
 
     @property
     def leads(self) -> bool:
         return self._leads
 
-    def take(self, request: Secret | Lead | Follow) -> None:
-        """Take a request of the agent about the other nodes."""
+    def on_request(self, request: Secret | Lead | Follow) -> None:
+        """Do what the agent asks about the other nodes."""
         match request:
             case Secret(key=key):
                 from .mesh import Mesh  # tests lead nodes without it
 
                 self._mesh = Mesh(bytes.fromhex(key), self.own)
                 self._requests.send(Listening(self._mesh.port))
-            case Lead(term=term, index=index, peers=peers) if self._mesh is not None:
-                self._mesh.lead(term, index, peers)
-                hosts = {each.index: each.host for each in peers}
-                self.lead(index, self._mesh.peers, hosts, term)
+            case Lead(index=index) if self._mesh is not None:
+                self._mesh.lead(request.term, index, request.peers)
+                hosts = {each.index: each.host for each in request.peers} | {index: request.host}
+                self.lead(index, self._mesh.peers, hosts, request.term, request.lease)
             case Follow() if self._mesh is not None:
                 self._mesh.follow()
                 self._follow()
 
     def lead(
-        self, index: int, peers: Mapping[int, Peer], hosts: Mapping[int, str], term: int = 0
+        self,
+        index: int,
+        peers: Mapping[int, Node],
+        hosts: dict[int, str],
+        term: int = 0,
+        lease: float = 0.0,
     ) -> None:
-        """Lead these nodes; `index` is that of this one. `hosts` has those of the others."""
+        """Lead these nodes. `index` is that of this one, which is not among the `peers`."""
         if not self._leads:
             self.launch.record.load()  # as the last leader has left it
             self._caring = Caring(self)
         self._leads, self.index, self.peers, self.term = True, index, dict(peers), term
-        self.hosts, self._noted = {**hosts, index: os.uname().nodename}, ""
+        self.hosts, self._lease, self._noted = hosts, lease, ""
         if self._view is None:
             self._view = View(self.launch.stage)
             self.launch.look_into(self._view.root)
@@ -103,9 +109,9 @@ class Nodes(OneNode):
         self._leads, self.peers = False, {}
 
     def sources(self) -> dict[int, Source]:
-        return {**self.peers, self.index: self.own}
+        return {**self.peers, self.index: self._local}
 
-    def __getitem__(self, index: int) -> Peer | LocalNode:
+    def __getitem__(self, index: int) -> Node:
         return self._local if index == self.index else self.peers[index]
 
     def __contains__(self, index: int) -> bool:
@@ -118,15 +124,18 @@ class Nodes(OneNode):
             return
         if self._mesh is not None and self._mesh.term > self.term:
             self._follow()
+        if not self._leads:
             raise GivenUpError("another stager leads")
-        self._is_current = False
         self._caring.note_ended()
-        calls = {n: self[n].inventory() for n in sorted({self.index, *self.peers})}
+        self._view.free(self.index)
+        calls = {n: self[n].ask(Look()) for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         for node, why in failed.items():
-            # The agent would say which nodes are lost. Without it, those whose stagers have ended.
+            # Without an agent, which reports lost nodes, one whose stager has ended counts as lost.
             has_ended = self._requests.is_gone and isinstance(why, ConnectionResetError)
             if node in self and not has_ended:
+                if self._requests.is_gone and isinstance(why, ConnectionRefusedError):
+                    self._follow()  # no agent is there to make this stager lead again
                 raise why  # another one may lead by now, and have drained something newer
         self.inventories = {n: c.result() for n, c in calls.items() if n not in failed}
         self.holdings = [
@@ -142,7 +151,6 @@ class Nodes(OneNode):
             for node, found in self.inventories.items()
         ]
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
-        self._is_current = True
 
     def refresh_soon(self) -> None:
         """Refresh once all nodes answer. The agent removes those that are lost."""
@@ -151,26 +159,37 @@ class Nodes(OneNode):
             try:
                 self.refresh()
                 return
-            except (OSError, GivenUpError) as e:
-                # Another stager leads, and the agent that could have this one lead again is gone.
-                is_over = self._requests.is_gone and isinstance(e, ConnectionRefusedError)
-                if is_over or time.monotonic() >= until or not self._leads:
+            except (OSError, GivenUpError):
+                if time.monotonic() >= until or not self._leads:
                     raise
                 self._pause()
 
+    def await_workers(self) -> None:
+        until = time.monotonic() + self._lease
+        while self._leads and time.monotonic() < until:
+            with contextlib.suppress(OSError, GivenUpError):
+                self.refresh()
+                if len(self.inventories) == 1:  # the others have ended with their agents
+                    return
+            time.sleep(PERIOD)
+
     def wait(
-        self, calls: Mapping[int, Future[T]], needed: Mapping[int, Collection[int]] = NOTHING
+        self,
+        calls: Mapping[int, Call[T]],
+        needed: Mapping[int, Collection[int]] = NOTHING,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Failures:
-        """Wait for one call of each node, and serve requests meanwhile. Return the failures. A call
-        fails at once if its node is lost, or one of those that are `needed` for it.
+        """Wait for one call of each node, and serve requests `meanwhile`. Return the failures. A
+        call fails at once if its node is lost, or one of those that are `needed` for it.
         """
 
-        def is_pending(node: int, call: Future[T]) -> bool:
+        def is_pending(node: int, call: Call[T]) -> bool:
             return not call.done() and all(n in self for n in (node, *needed.get(node, ())))
 
         for call in calls.values():
             call.add_done_callback(lambda _: self._requests.wake())
         while any(is_pending(node, call) for node, call in calls.items()):
+            meanwhile()
             self._pause()
         for call in calls.values():
             call.cancel()
@@ -182,26 +201,30 @@ class Nodes(OneNode):
             time.sleep(TICK)
         self._requests.serve(TICK)
 
-    def _failure(self, call: Future[Any]) -> OSError | GivenUpError | None:
+    def _failure(self, call: Call[Any]) -> OSError | GivenUpError | None:
+        """Return why a call has failed; None if it has not."""
         if not call.done():
-            return GivenUpError("the node is lost")
+            return LostError("a node is lost")
         why = call.exception()
         if why is None or isinstance(why, OSError | GivenUpError):
             return why
         raise why
 
-    def staged(self, each: Item) -> StagedFile:
-        """Return an item of the view for a manifest. Raises OSError, and GivenUpError if it is just
-        being written.
+    def staged(self, each: StagedFile) -> StagedFile:
+        """Return the file for which one in the view stands. Raises OSError, and GivenUpError if it
+        is just being written.
         """
         assert self._view is not None, "there are several nodes"
-        node, entry = self._view.shown(each)
-        if entry.inode == UNKNOWN:
+        file = self._view.shown(each.name)
+        if file.inode == UNKNOWN:
             raise GivenUpError("it is being written")
-        return StagedFile(entry.name, entry.size, entry.time, entry.mode, node, entry.target)
+        return file
 
-    def is_here(self, each: Item) -> bool:
+    def is_here(self, each: StagedFile) -> bool:
         return self._owner(each) == self.index
+
+    def _last_manifests(self, complete: Sequence[Complete]) -> list[Manifest]:
+        return [self._last[contents.key] for _, contents in complete]
 
     def manifests(self, complete: Iterable[Complete]) -> list[Manifest]:
         """Return the manifests of complete checkpoints, as far as they are whole."""
@@ -210,9 +233,7 @@ class Nodes(OneNode):
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
         every = list(self._with_manifests(complete))
         mixed = mixtures([found for _, found in every], self.holdings)
-        every = [(each, found) for each, found in every if found not in mixed]
-        self._whole = [found for _, found in every]
-        return [each for each, _ in every]
+        return [each for each, found in every if found not in mixed]
 
     def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
         kept = [k.manifest for holding in self.holdings for k in holding.kept]
@@ -228,17 +249,16 @@ class Nodes(OneNode):
                 if fuller is None:
                     yield each, found
 
-    def care(self) -> None:
-        if self._is_current:
-            self._caring.look(self._whole)
+    def care(self, complete: Sequence[Complete]) -> None:
+        self._caring.look(self._last_manifests(complete))
 
     def drop_kept(self, host: str) -> None:
         for node in self.inventories:
             if self.hosts.get(node) == host:
                 self._caring.drop_all(node)
 
-    def delete_rest(self) -> None:
-        if self._is_current and self._caring.finish(self._whole):
+    def delete_rest(self, complete: Sequence[Complete]) -> None:
+        if self._caring.finish(self._last_manifests(complete)):
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()
 
@@ -247,20 +267,20 @@ class Nodes(OneNode):
         return set(self.by_script)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return what `OneNode.lack` does. Each needs room for its own files and its buddy's, of
-        which it will keep two generations at times. This one also needs room for the skeletons of
-        the others' (`view.py`).
+        """Return what `OneNode.lack` does. Each node needs room for its own files of the next
+        checkpoint, and for those of the node whose buddy it is: for a while, it keeps two
+        generations of these. This one also needs room for the skeletons of others (`view.py`).
         """
         buddy = buddies({n: self.hosts.get(n, "") for n in self.inventories})
         needed, freed = (defaultdict[int, int](int) for _ in range(2))
         for each, sizes in ((newest, needed), *((c, freed) for c in older)):
             for file in (i for i in each.items if i.is_file):
-                sizes[owner := self._owner(file)] += file.stat.st_size
+                sizes[owner := self._owner(file)] += file.size
                 if owner != self.index:
-                    sizes[self.index] += min(file.stat.st_size, WHOLE)
+                    sizes[self.index] += min(file.size, WHOLE)
                 if sizes is needed and (other := buddy.get(owner)) is not None:
                     number = 1 if self.inventories[other].kept else 2
-                    needed[other] += number * file.stat.st_size
+                    needed[other] += number * file.size
         for node, size in needed.items():
             if node in self.inventories:
                 left = self.inventories[node].free
@@ -268,9 +288,9 @@ class Nodes(OneNode):
                     return why, self.hosts.get(node, "")
         return "", ""
 
-    def _owner(self, each: Item) -> int:
+    def _owner(self, each: StagedFile) -> int:
         with contextlib.suppress(FileNotFoundError):  # deleted by the script
-            return self.index if self._view is None else self._view.shown(each).node
+            return self.index if self._view is None else self._view.shown(each.name).owner
         return self.index
 
     # Orders
@@ -278,12 +298,13 @@ class Nodes(OneNode):
     def hold(self, contents: Contents, held: str, *, in_memory: bool) -> None:
         super().hold(contents, held, in_memory=in_memory)
         if len({self._owner(each) for each in contents.items if each.is_file}) > 1:
-            # The nodes were not looked at simultaneously. What is still the same is no mixture.
+            # The look was not simultaneous. If a second one shows the same files (`Looking.check`),
+            # they are of one save.
             self.refresh()
 
     def copy(
         self,
-        items: Sequence[Item],
+        items: Sequence[StagedFile],
         source: str,
         drafted: str,
         between: Between,
@@ -291,37 +312,37 @@ class Nodes(OneNode):
         essential: frozenset[str] = frozenset(),
         in_memory: bool = False,
     ) -> None:
-        shown = {} if self._view is None else {i.name: self._view.shown(i) for i in items}
-        elsewhere: dict[int, list[Entry]] = {}
-        for each in items if shown else ():
-            node, entry = shown[each.name]
-            is_whole = each.stat.st_size <= WHOLE and entry.inode != UNKNOWN  # in the view
-            if each.is_file and node != self.index and not is_whole:
-                elsewhere.setdefault(node, []).append(entry)
-        others = {entry.name for entries in elsewhere.values() for entry in entries}
+        elsewhere: dict[int, list[StagedFile]] = {}
+        for each in items:
+            assert self._view is not None, "it was found in the view"
+            file = self._view.shown(each.name)
+            is_whole = each.size <= WHOLE and file.inode != UNKNOWN  # in the view
+            if each.is_file and file.owner != self.index and not is_whole:
+                elsewhere.setdefault(file.owner, []).append(file)
+        others = {file.name for files in elsewhere.values() for file in files}
         folders = [each for each in items if each.is_folder]
         here = [each for each in items if each.name not in others and not each.is_folder]
         with self._copying(elsewhere, essential, drafted, in_memory=in_memory) as calls:
-            both = _with(calls, between)
-            copy(here, source, drafted, self.launch.root, both, meanwhile=_without_end(both))
-            done = sum(each.stat.st_size for each in here if each.is_file)
+            copy(here, source, drafted, _with(calls, between))
+            done = sum(each.size for each in here if each.is_file)
             self._await(calls, drafted, done, between)
-        copy(folders, source, drafted, self.launch.root, at_once)
+        copy(folders, source, drafted, at_once)
 
     @contextlib.contextmanager
     def _copying(
         self,
-        entries: Mapping[int, Sequence[Entry]],
-        essential: Collection[str],
+        entries: Mapping[int, Sequence[StagedFile]],
+        essential: frozenset[str],
         drafted: str,
         *,
         in_memory: bool,
-    ) -> Iterator[dict[int, Call]]:
+    ) -> Iterator[dict[int, Call[None]]]:
         """Have nodes copy these files, and cancel that in the end."""
         if lost := entries.keys() - self.peers.keys():
             raise LostError(f"{self.hosts.get(min(lost), 'a node')} is lost")
+        name = os.path.basename(drafted)
         calls = {
-            node: self.peers[node].copy(some, essential, drafted, in_memory=in_memory)
+            node: self.peers[node].ask(Copy(tuple(some), essential, name, in_memory))
             for node, some in entries.items()
         }
         try:
@@ -330,42 +351,44 @@ class Nodes(OneNode):
             for call in calls.values():
                 call.cancel()
 
-    def _await(self, calls: Mapping[int, Call], drafted: str, mine: int, between: Between) -> None:
+    def _await(
+        self, calls: Mapping[int, Call[None]], drafted: str, mine: int, between: Between
+    ) -> None:
         both = _with(calls, between)
-        for call in calls.values():
-            call.add_done_callback(lambda _: self._requests.wake())
-        while any(not call.done() for call in calls.values()):
-            if any(node not in self.peers for node in calls):
-                raise LostError("a node is lost")
+
+        def meanwhile() -> None:
             os.utime(drafted)  # else another launch would take it for abandoned
             both(mine, TICK)
-            self._pause()
-        for call in calls.values():
-            try:
-                call.result()
-            except FileNotFoundError as e:
-                raise LostError("the script has deleted it") from e
-            except GivenUpError as e:
-                raise RewrittenError(str(e)) from e
 
-    def fetch(self, wanted: Mapping[int, Sequence[Wanted]]) -> Failures:
+        for why in self.wait(calls, {node: calls.keys() for node in calls}, meanwhile).values():
+            if isinstance(why, FileNotFoundError):
+                raise LostError("the script has deleted it") from why
+            if isinstance(why, GivenUpError) and not isinstance(why, LostError):
+                raise RewrittenError(str(why)) from why
+            raise why
+
+    def fetch(self, transfers: Iterable[Transfer]) -> Failures:
         """Have nodes fetch files into their staging directories, and wait. Return the failures."""
-        calls = {n: self[n].fetch(some, "") for n, some in wanted.items() if n in self}
-        return self.wait(calls, {n: {each.source for each in wanted[n]} for n in calls})
+        by_node: dict[int, list[Transfer]] = {}
+        for each in transfers:
+            if each.node in self:
+                by_node.setdefault(each.node, []).append(each)
+        calls = {n: self[n].ask(Fetch(tuple(some))) for n, some in by_node.items()}
+        return self.wait(calls, {n: {each.source for each in by_node[n]} for n in calls})
 
     def delete_at(
-        self, entries: Mapping[int, Iterable[Entry]], moved: Collection[str] = ()
+        self, entries: Mapping[int, Iterable[StagedFile]], moved: Collection[str] = ()
     ) -> None:
         """Have nodes delete files, and directories of the checkpoints at the paths `moved` that are
         empty then.
         """
         every = {n: _with_folders(some, moved) for n, some in entries.items() if n in self}
-        self.wait({n: self[n].delete(some) for n, some in every.items() if some})
+        self.wait({n: self[n].ask(Delete(some)) for n, some in every.items() if some})
 
     def delete(self, contents: Contents) -> None:
         assert self._view is not None, "it was found in the view"
-        shown = (self._view.shown(each).entry for each in contents.items if not each.is_folder)
-        identities = {entry.name: entry.identity for entry in shown}
+        shown = [self._view.shown(each.name) for each in contents.items if not each.is_folder]
+        identities = {file.name: file.identity for file in shown}
         for node, found in self.inventories.items():
             entries = [e for e in found.entries if identities.get(e.name) == e.identity]
             self.delete_at({node: entries}, contents.moved)
@@ -375,39 +398,29 @@ class Nodes(OneNode):
     def share(self) -> None:
         if (record := self.launch.record.text) != self._noted:
             self._noted = record
-            self.wait({node: peer.note(record) for node, peer in self.peers.items()})
+            if self.wait({node: peer.ask(Note(record)) for node, peer in self.peers.items()}):
+                self._noted = ""  # one may not have it
 
 
 def _state(manifest: Manifest) -> set[tuple[str, tuple[int, int]]]:
     return {(file.name, file.identity) for file in manifest.needed}
 
 
-def _with(calls: Mapping[int, Call], between: Between) -> Between:
+def _with(calls: Mapping[int, Call[None]], between: Between) -> Between:
     """Return what to do between two pieces while others copy, too."""
 
     def both(done: int, took: float) -> int:
         threads = between(done + sum(call.done_bytes for call in calls.values()), took)
         for call in calls.values():
-            call.is_urgent = threads > 1
+            call.hurry(on=threads > 1)
         return threads
 
     return both
 
 
-def _without_end(between: Between) -> Between:
-    """Return what to do while pieces are copied: a copy can be given up only between them."""
-
-    def meanwhile(done: int, took: float) -> int:
-        with contextlib.suppress(GivenUpError):
-            return between(done, took)
-        return 0
-
-    return meanwhile
-
-
-def _with_folders(entries: Iterable[Entry], moved: Collection[str]) -> list[Entry]:
+def _with_folders(entries: Iterable[StagedFile], moved: Collection[str]) -> tuple[StagedFile, ...]:
     """Return entries, and the directories above them as far as they belong to checkpoints."""
     found = {each.name: each for each in entries}
     parents = {str(parent) for name in found for parent in Path(name).parents}
     own = (parent for parent in parents if is_part(parent, moved))
-    return [*found.values(), *(Entry(name, stat.S_IFDIR, 0, 0, 0) for name in own)]
+    return (*found.values(), *(StagedFile(name, 0, 0, stat.S_IFDIR) for name in own))

@@ -1,6 +1,5 @@
-"""The memory of a launch on one node: its checkpoints are in one staging directory.
-
-With several nodes, `nodes.py` takes the place of this.
+"""The checkpoints that a launch has in memory. The class here is for one node; `nodes.py` extends
+it for several. Methods without a body have nothing to do on one node.
 """
 
 from __future__ import annotations
@@ -9,9 +8,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
-from .contents import Contents, Item
+from .contents import Contents
 from .copying import Between, at_once, copy, hold
 from .launch import Launch
 from .publishing import draft_beside, place
@@ -40,28 +40,35 @@ class OneNode:
     def refresh_soon(self) -> None:
         """Refresh once all nodes answer."""
 
-    def care(self) -> None:
-        """Give the orders that follow from what `whole` has returned last."""
+    def await_workers(self) -> None:
+        """Wait until no worker of another node runs, or another stager leads."""
+
+    def care(self, complete: Sequence[Complete]) -> None:
+        """Give the orders that follow from a look that has found these `whole` checkpoints."""
 
     def drop_kept(self, host: str) -> None:
         """Drop what a host without room keeps of other nodes, until the next restore."""
 
-    def delete_rest(self) -> None:
-        """Delete on all nodes what the script has deleted on one, before the last look."""
+    def delete_rest(self, complete: Sequence[Complete]) -> None:
+        """Delete on all nodes what the script has deleted on one, before the last look. It has
+        found these `whole` checkpoints.
+        """
 
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
-        """Return the checkpoints of which no node has lost or is writing files."""
+        """Leave out checkpoints of which a file was lost with a node, or is being written."""
         return list(complete)
 
     def share(self) -> None:
         """Share the record of this launch with other nodes."""
 
-    def is_here(self, each: Item) -> bool:  # noqa: ARG002 - for several nodes
+    def is_here(self, each: StagedFile) -> bool:  # noqa: ARG002 - for several nodes
         """Return whether this node has an item."""
         return True
 
     def deleted(self, vanished: set[str]) -> set[str]:
-        """Return the keys of the checkpoints that the script has deleted."""
+        """Return which of the checkpoints that have vanished from memory, by their keys, the script
+        has deleted; others were lost with a node.
+        """
         return vanished
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
@@ -73,18 +80,18 @@ class OneNode:
         return left._replace(free=free).lack(newest.size, 1), ""
 
     def hold(self, contents: Contents, held: str, *, in_memory: bool) -> None:
-        """Keep what this node will copy by hard links in `held`, or by copies `in_memory`. Raises
-        OSError.
+        """Put hard links to what this node will copy into `held`, or with `in_memory` copies of it,
+        so that the script may delete or rewrite the originals. Raises OSError.
         """
         own = [each for each in contents.items if in_memory and self.is_here(each)]
-        copy(own, self.launch.root, held, self.launch.root, at_once)
+        copy(own, self.launch.root, held, at_once)
         names = {each.name for each in own}
         others = [each for each in contents.items if each.name not in names]
         hold(others, self.launch.root, held)
 
     def copy(
         self,
-        items: Sequence[Item],
+        items: Sequence[StagedFile],
         source: str,
         drafted: str,
         between: Between,
@@ -93,12 +100,9 @@ class OneNode:
         in_memory: bool = False,  # noqa: ARG002
     ) -> None:
         """Copy items from the directory `source` into a draft on storage. Raises OSError,
-        GivenUpError, and what `between` raises.
-
-        Other nodes copy their own files. They make sure that the `essential` ones do not change
-        meanwhile, or copy them `in_memory` before.
+        GivenUpError, and what `between` raises. With several nodes, each copies its own files.
         """
-        copy(items, source, drafted, self.launch.root, between)
+        copy(items, source, drafted, between)
 
     def delete(self, contents: Contents) -> None:
         """Delete a checkpoint in memory. Raises OSError."""
@@ -108,5 +112,5 @@ class OneNode:
         with draft_beside(stage) as trash:
             for name in contents.moved:
                 place(os.path.join(stage, name), os.path.join(trash, name))
-        # For the search, the script has deleted nothing (formats/accelerate.py).
+        # A format compares the directory's time with that of files (formats/accelerate.py).
         os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))

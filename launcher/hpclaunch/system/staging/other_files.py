@@ -11,6 +11,7 @@ import filecmp
 import os
 from collections.abc import Collection, Iterator, Sequence
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, candidates, look_at
 from hpclaunch.system.checkpoints.formats import UNKNOWN
@@ -18,11 +19,11 @@ from hpclaunch.system.checkpoints.formats.safetensors import SUFFIX
 from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 
-from .contents import HERE, NOTE, Item, is_draft, item, names_any, target_of, tree
+from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, target_of, tree
 from .copying import Between, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
 from .one_node import OneNode
-from .publishing import draft, draft_beside, is_copied, later, place
+from .publishing import draft, draft_beside, later, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
 
@@ -41,7 +42,7 @@ class OtherFiles:
         before the script runs.
         """
         stage, here = self._launch.stage, self._launch.here
-        restored: list[Item] = []
+        restored: list[StagedFile] = []
         left, names = RESTORED, set()
         with (
             contextlib.suppress(OSError),
@@ -52,32 +53,32 @@ class OtherFiles:
             skipped = frozenset(os.path.relpath(c.path, self._storage) for c in known)
             for each in self._below(self._storage, skipped):
                 if os.path.lexists(os.path.join(stage, each.name)):
-                    if each.stat.st_size <= NOTE:  # restored beside the checkpoint
+                    if each.size <= NOTE:  # restored beside the checkpoint
                         names.add(each.name)
                     continue
-                if not each.is_file or each.stat.st_size > left:
+                if not each.is_file or each.size > left:
                     continue
                 with contextlib.suppress(OSError):  # unreadable: it stays as it is on storage
-                    copy([each], self._storage, drafted, self._storage, at_once)
+                    copy([each], self._storage, drafted, at_once)
                     place(os.path.join(drafted, each.name), os.path.join(stage, each.name))
-                    left -= each.stat.st_size
-                    restored.append(item(stage, each.name))
+                    left -= each.size
+                    restored.append(file_at(stage, each.name))
                 if len(names) + len(restored) >= MOST_RESTORED:
                     break
         self._record.add_others(names)
         self._record.add_copied(restored)
 
-    def small(self, found: Sequence[ExaminedCheckpoint]) -> list[Item]:
+    def small(self, found: Sequence[ExaminedCheckpoint]) -> list[StagedFile]:
         """Return the small files beside the checkpoints, since the script may append to them."""
         left = RESTORED
-        items: list[Item] = []
+        items: list[StagedFile] = []
         for each in self._beside(found, {self._key(f) for f in found}):
-            if each.is_file and each.stat.st_size <= left and len(items) < MOST_RESTORED:
-                left -= each.stat.st_size
+            if each.is_file and each.size <= left and len(items) < MOST_RESTORED:
+                left -= each.size
                 items.append(each)
         return items
 
-    def note_copied(self, items: Sequence[Item]) -> None:
+    def note_copied(self, items: Sequence[StagedFile]) -> None:
         """Note that these have reached storage as they are."""
         self._record.add_copied(items)
         self._copied.update(each.name for each in items)
@@ -106,13 +107,13 @@ class OtherFiles:
         self._copy(items, found, between, absent)
 
     def _is_new(self, folder: str, saved: int) -> bool:
-        """Return whether a directory has been made after a time."""
+        """Return whether a directory is new since a save, and so may become a checkpoint."""
         if os.path.isdir(os.path.join(self._storage, folder)):
             return False
         with contextlib.suppress(FileNotFoundError):
             inside = os.listdir(os.path.join(self._launch.root, folder))
             names = (folder, *(os.path.join(folder, name) for name in inside))
-            return all(item(self._launch.root, name).stat.st_mtime_ns >= saved for name in names)
+            return all(file_at(self._launch.root, name).time >= saved for name in names)
         return True  # it is being deleted
 
     def flush(
@@ -131,7 +132,7 @@ class OtherFiles:
         self._changed = {each.name for each in items if self._is_changed(each)}
         return self._copy(items, found, between, absent)
 
-    def _is_changed(self, each: Item) -> bool:
+    def _is_changed(self, each: StagedFile) -> bool:
         """Return whether a copy with the size and the time of its original has other bytes."""
         if each.name not in self._copied or not is_copied(each, self._storage):
             return False
@@ -145,12 +146,14 @@ class OtherFiles:
         except OSError:  # of storage: copying it again says why
             return True
 
-    def _below(self, root: str, skipped: frozenset[str]) -> Iterator[Item]:
+    def _below(self, root: str, skipped: frozenset[str]) -> Iterator[StagedFile]:
         for each in tree(root, HERE, skipped - {HERE}):
             if not each.is_folder and not any(map(is_draft, each.name.split(os.sep))):
                 yield each
 
-    def _beside(self, found: Sequence[ExaminedCheckpoint], skipped: Collection[str]) -> list[Item]:
+    def _beside(
+        self, found: Sequence[ExaminedCheckpoint], skipped: Collection[str]
+    ) -> list[StagedFile]:
         """Return the files that belong to no checkpoint, also not to one that lies directly in the
         root. As long as that is not complete, storage keeps all of the files of the one before.
         """
@@ -198,7 +201,7 @@ class OtherFiles:
 
     def _copy(
         self,
-        items: Sequence[Item],
+        items: Sequence[StagedFile],
         found: Sequence[ExaminedCheckpoint],
         between: Between,
         absent: Collection[str],
@@ -206,7 +209,7 @@ class OtherFiles:
         missing = [f.candidate for f in found if self._key(f) in absent]
         new = [i for i in items if i.name in self._changed or not self._record.has(i)]
         failed: list[tuple[str, str]] = []
-        copied: list[Item] = []
+        copied: list[StagedFile] = []
         if not new:
             return failed
         try:
@@ -227,7 +230,11 @@ class OtherFiles:
         return failed
 
     def _copy_one(
-        self, each: Item, drafted: str, between: Between, missing: Sequence[CheckpointCandidate]
+        self,
+        each: StagedFile,
+        drafted: str,
+        between: Between,
+        missing: Sequence[CheckpointCandidate],
     ) -> bool:
         """Copy a file. Return whether it is on storage now: a link has to wait for its target, and
         a tracker for the checkpoint that it names.
@@ -240,27 +247,27 @@ class OtherFiles:
                 return False
         elif not each.is_file:
             return False  # a socket, for example
-        elif each.stat.st_size <= NOTE and names_any(path, missing):
+        elif each.size <= NOTE and names_any(path, missing):
             return False
         if each.name not in self._changed and is_copied(each, self._storage):
             return True
         if self._is_newer_there(each):
             return False
         if os.path.lexists(final) and not self._is_own(each.name):
-            keep(final)
+            set_aside(final)
         self._nodes.copy([each], self._launch.root, drafted, between)
         make_parents(each.name, self._launch.root, self._storage)
         place(os.path.join(drafted, each.name), final)
         return True
 
-    def _is_newer_there(self, each: Item) -> bool:
+    def _is_newer_there(self, each: StagedFile) -> bool:
         """Return whether storage has a later file, and not from this launch: the job may have gone
         on without a node that was cut off from it.
         """
         with contextlib.suppress(OSError):
             known = self._record.others.get(each.name, ())
             there = later(each, self._storage)
-            return there is not None and known[1:] != there.identity[1:]
+            return there is not None and known[1:] != there.identity
         return False
 
     def _is_own(self, name: str) -> bool:
@@ -270,7 +277,7 @@ class OtherFiles:
         return name in self._record.others or name.endswith(SAVED)
 
 
-def keep(path: str) -> None:
+def set_aside(path: str) -> None:
     """Rename what an earlier launch has saved and this one has not restored, so that no checkpoint
     and no line of a log is lost.
     """

@@ -2,7 +2,7 @@
 in one step. So whenever this process is killed, storage has whole checkpoints only, and what is
 left unfinished is a draft, which has a hidden name, and which `sweep` removes. Other launches may
 save in the same directory, so a draft's name has the RANDOM of its launch (`stage_directory.py`),
-and its time shows whether that still writes to it.
+and the draft's time shows whether that launch still writes to it.
 
 Two cases need more than one step. Meanwhile, a complete checkpoint has another name, which the
 search sees, too:
@@ -21,9 +21,10 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.listing import OWN
 
-from .contents import HERE, Contents, Item, item, tree
+from .contents import HERE, Contents, file_at, tree
 from .copying import sync
 from .removal import rmtree
 
@@ -61,7 +62,7 @@ def _prefix(launch: str) -> str:
 
 def publish(
     contents: Contents,
-    notes: Iterable[Item],
+    notes: Iterable[StagedFile],
     drafted: str,
     root: str,
     launch: str,
@@ -73,7 +74,7 @@ def publish(
         pass
     elif contents.key == HERE:
         place(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
-        _settle(newest, root, contents.decisive, launch)
+        _replace_in_root(newest, root, contents.decisive, launch)
     else:
         for name in contents.moved:
             place(os.path.join(drafted, name), os.path.join(root, name))
@@ -130,7 +131,7 @@ def _rename_exchange(one: str, other: str) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), other)
 
 
-def _settle(newest: str, root: str, decisive: str, launch: str) -> None:
+def _replace_in_root(newest: str, root: str, decisive: str, launch: str) -> None:
     """Replace the files of a checkpoint that lies in the root by those of `newest`, which is whole.
     The decisive file is removed first and comes back last, so that a mixture is not complete.
     """
@@ -144,7 +145,7 @@ def _settle(newest: str, root: str, decisive: str, launch: str) -> None:
             path, final = os.path.join(newest, each.name), os.path.join(root, each.name)
             if each.is_folder:
                 os.makedirs(final, exist_ok=True)
-            elif not _is_same(path, final):  # else a stager that was killed has linked it
+            elif not _are_links(path, final):  # else a stager that was killed has linked it
                 new = os.path.join(drafted, each.name)
                 os.makedirs(os.path.dirname(new), exist_ok=True)
                 _link_or_copy(path, new)
@@ -152,7 +153,7 @@ def _settle(newest: str, root: str, decisive: str, launch: str) -> None:
     remove(newest, root, launch)
 
 
-def _is_same(path: str, other: str) -> bool:
+def _are_links(path: str, other: str) -> bool:
     """Return whether both are hard links to one file. Renaming one to the other does nothing."""
     try:
         return os.path.samestat(os.lstat(path), os.lstat(other))
@@ -197,7 +198,7 @@ def sweep(places: Iterable[str], decisive_of: Callable[[str], str], launch: str)
                 else:
                     os.rename(path, final)
             elif name.startswith(NEWEST) and (decisive := decisive_of(path)):
-                _settle(path, place_, decisive, launch)
+                _replace_in_root(path, place_, decisive, launch)
     return is_swept
 
 
@@ -213,24 +214,9 @@ def _remove_abandoned(path: str, root: str, launch: str) -> bool:
     return not os.path.lexists(path)
 
 
-def later(each: Item, root: str) -> Item | None:
+def later(each: StagedFile, root: str) -> StagedFile | None:
     """Return the file of this name below `root` if it was written later. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        there = item(root, each.name)
-        return there if there.stat.st_mtime_ns > each.stat.st_mtime_ns else None
+        there = file_at(root, each.name)
+        return there if there.time > each.time else None
     return None
-
-
-def is_copied(each: Item, root: str) -> bool:
-    """Return whether a directory has this file already, with the same size and time."""
-    try:
-        return each.is_file and item(root, each.name).is_copy_of(each)
-    except OSError:
-        return False
-
-
-def same(contents: Contents, root: str) -> bool:
-    """Return whether a directory has the files of a checkpoint already."""
-    essential = (each for each in contents.items if each.name in contents.essential)
-    are_there = all(os.path.lexists(os.path.join(root, name)) for name in contents.moved)
-    return are_there and all(is_copied(each, root) for each in essential)

@@ -10,7 +10,9 @@ import json
 import os
 from collections.abc import Iterable
 
-from .contents import HERE, Contents, Item
+from hpclaunch.core.staging.files import StagedFile
+
+from .contents import HERE, Contents
 
 RECORD = "record"  # its name
 
@@ -25,11 +27,11 @@ class Record:
     def load(self) -> None:
         """Read the file, which may have come from the stager that led before."""
         self.moved: dict[str, list[str]] = {}  # what belongs to a checkpoint, by its key
-        self.others: dict[str, tuple[int, ...]] = {}  # identities of the files that storage has
+        self.others: dict[str, tuple[int, ...]] = {}  # versions of the files that storage has
         if os.path.exists(self._path):
             with open(self._path, encoding="utf-8", errors="surrogateescape") as file:
                 self.moved, others = json.load(file)
-            self.others = {name: tuple(identity) for name, identity in others.items()}
+            self.others = {name: tuple(version) for name, version in others.items()}
 
     @property
     def text(self) -> str:
@@ -46,17 +48,17 @@ class Record:
             self.others |= new
             self._write()
 
-    def add_copied(self, items: Iterable[Item]) -> None:
+    def add_copied(self, items: Iterable[StagedFile]) -> None:
         """Record that storage has these files as they are in the staging directory."""
-        if new := {each.name: each.identity for each in items if not self.has(each)}:
+        if new := {each.name: each.version for each in items if not self.has(each)}:
             self.others |= new
             self._write()
 
-    def has(self, each: Item) -> bool:
-        """Return whether storage has got a file of the staging directory as it is, or the file has
-        come from there: somebody else may have changed it on storage since.
+    def has(self, each: StagedFile) -> bool:
+        """Return whether a file was copied to storage, or restored from it, and is unchanged in
+        memory. Storage may have changed meanwhile.
         """
-        return self.others.get(each.name) == each.identity
+        return self.others.get(each.name) == each.version
 
     def forget(self, key: str) -> None:
         if self.moved.pop(key, None):

@@ -21,10 +21,9 @@ class Requests:
     time for them.
     """
 
-    def __init__(self, channel: AgentChannel, *, wakes: bool = False) -> None:
+    def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
-        # With several nodes, the ends of calls to them wake `serve` up.
-        self._waking = socket.socketpair() if wakes else ()
+        self._waking = socket.socketpair()  # `wake` writes to it, so that `serve` returns
         for each in self._waking:
             each.setblocking(False)
         self.pending: deque[messages.Restore | messages.Search | messages.Flush] = deque()
@@ -45,10 +44,11 @@ class Requests:
         until = time.monotonic() + seconds
         while not self.is_gone:
             left = max(0.0, until - time.monotonic())
-            ready = select.select([self._channel, *self._waking[:1]], [], [], left)[0]
-            if self._channel not in ready:
-                for woken in ready:
-                    woken.recv(1 << 16)
+            ends = self._channel.fileno(), self._waking[0].fileno()
+            ready = select.select(ends, [], [], left)[0]
+            if ends[0] not in ready:
+                if ready:
+                    self._waking[0].recv(1 << 16)
                 return
             had_pauses = self.has_pauses
             try:
@@ -61,20 +61,13 @@ class Requests:
 
     def wake(self) -> None:
         """End `serve` early. Any thread may call this."""
-        for waking in self._waking[1:]:
-            with contextlib.suppress(OSError):  # it has many reasons to wake up, or is closed
-                waking.send(b"1")
-
-    def close(self) -> None:
-        for each in self._waking:
-            each.close()
+        with contextlib.suppress(OSError):  # it has many reasons to wake up, or is closed
+            self._waking[1].send(b"1")
 
     def take(self, request: messages.Request) -> None:
         match request:
-            case messages.Rounds(rounds=rounds):
-                self.rounds = rounds
-            case messages.Hurry(on=on):
-                self.is_hurried = on
+            case messages.Rounds(rounds=rounds, hurry=hurry):
+                self.rounds, self.is_hurried = rounds, hurry
             case messages.Restore() | messages.Search() | messages.Flush():
                 self.pending.append(request)
             case _:

@@ -6,16 +6,18 @@ import contextlib
 import errno
 import os
 import time
+from dataclasses import replace
 
 from hpclaunch.core.protocol.wording import size as written
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
-from .contents import HERE, Contents, Item, contents_of, item, notes
-from .copying import at_once, copy, is_unchanged
+from .contents import HERE, Contents, contents_of, file_at, names_any, notes
+from .copying import at_once, copy
 from .launch import Launch
 from .messages import Refused, Restore, Restored
-from .publishing import draft_beside, place
+from .publishing import draft_beside, later, place
 from .removal import rmtree
 from .room import room
 
@@ -23,8 +25,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
 
 class Restoring:
-    """One request. `restored` is the checkpoint that was copied, and `beside` the files beside it,
-    as they are in the staging directory.
+    """One request. `restored` is the checkpoint that was copied, with its trackers, and `beside`
+    the files beside it, as they are in the staging directory.
     """
 
     def __init__(self, launch: Launch, rounds: RoundTimes) -> None:
@@ -32,7 +34,7 @@ class Restoring:
         self._storage, self._stage = launch.storage, launch.stage
         self._there, self._here = launch.there, launch.here
         self.restored: Contents | None = None
-        self.beside: list[Item] = []
+        self.beside: list[StagedFile] = []
 
     def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
         """Copy the newest checkpoint that is whole in memory, too. `is_first`: this launch has no
@@ -75,10 +77,13 @@ class Restoring:
 
     def _is_here(self, found: ExaminedCheckpoint) -> bool:
         """Return whether a complete one of this name is there: by a stager that was killed after
-        that, or a newer one by the script.
+        that, or a newer one by the script. With several nodes, only the same one counts: another
+        one is older, or has files of several saves.
         """
-        moved = contents_of(self._storage, found).moved
-        are_there = all(os.path.lexists(os.path.join(self._stage, name)) for name in moved)
+        contents = contents_of(self._storage, found)
+        if self._launch.has_several_nodes:
+            return contents.is_copied(self._stage)
+        are_there = all(os.path.lexists(os.path.join(self._stage, n)) for n in contents.moved)
         staged = self._staged(found.candidate.path) if are_there else None
         return staged is not None and staged.lacks is None
 
@@ -96,23 +101,31 @@ class Restoring:
             return f"unreadable ({e.strerror or e})"
 
     def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
-        beside = [  # what is in the staging directory already is newer
+        beside = [
             each
             for each in notes(self._storage, contents.key, found.candidate.beside, ())
-            if not os.path.lexists(os.path.join(self._stage, each.name))
+            if not self._stays(each)
         ]
         is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
         with draft_beside(self._launch.stage) as drafted:
-            copy(items, self._storage, drafted, self._storage, at_once)
-            if not is_unchanged(contents, self._storage):
+            copy(items, self._storage, drafted, at_once)
+            if not contents.is_unchanged(self._storage):
                 raise OSError(errno.ESTALE, "it is being written")
             names = () if is_here else contents.moved
             if contents.key == HERE:
                 names = tuple(each.name for each in items if not each.is_folder)
             for name in (*names, *(each.name for each in beside)):
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
-        self.beside = [item(self._stage, each.name) for each in beside]
+        self.beside = [file_at(self._stage, each.name) for each in beside]
+
+    def _stays(self, each: StagedFile) -> bool:
+        """Return whether a file in memory is newer than this one on storage. With one node, each
+        is. With several, it may be a tracker of what was restored before.
+        """
+        if self._launch.has_several_nodes:
+            return each.is_file and later(each, self._stage) is not None
+        return os.path.lexists(os.path.join(self._stage, each.name))
 
     def _verify(self, found: ExaminedCheckpoint, contents: Contents) -> str:
         """Search and read the copy, as the agent would do with the original. Remove it if it is
@@ -121,7 +134,9 @@ class Restoring:
         if (copied := self._staged(found.candidate.path)) is None:
             return "the copy in memory is no checkpoint"
         if not (wrong := copied.lacks or self._here.read(copied).wrong):
-            self.restored = contents_of(self._stage, copied)
+            restored = contents_of(self._stage, copied)
+            trackers = (each for each in self.beside if self._tracks(each, copied))
+            self.restored = replace(restored, items=(*trackers, *restored.items))
             return ""
         for name in contents.essential if contents.key == HERE else contents.moved:
             path = os.path.join(self._stage, name)
@@ -129,3 +144,6 @@ class Restoring:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         return wrong
+
+    def _tracks(self, each: StagedFile, found: ExaminedCheckpoint) -> bool:
+        return each.is_link or names_any(os.path.join(self._stage, each.name), [found.candidate])

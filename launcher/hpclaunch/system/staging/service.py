@@ -23,12 +23,13 @@ from hpclaunch.worker.json_lines import AgentChannel
 from . import messages, stage_directory
 from .contents import Contents
 from .copying import GivenUpError, reason
+from .deletion import Deletion
 from .draining import HELD, Draining
 from .launch import Launch
 from .looking import PERIOD, Looking
 from .one_node import OneNode
 from .other_files import OtherFiles
-from .publishing import same, sweep
+from .publishing import sweep
 from .removal import rmtree
 from .requests import Requests
 from .restoring import Restoring
@@ -46,18 +47,14 @@ class Stager:
     def __init__(self, channel: AgentChannel, launch: Launch) -> None:
         self._launch = launch
         self._lock = stage_directory.hold(launch.own)
-        self.requests = requests = Requests(channel, wakes=launch.has_several_nodes)
+        self.requests = requests = Requests(channel)
         self.nodes = nodes = _nodes(launch, requests)
         self.looking = looking = Looking(launch, requests, nodes)
-        self.others = OtherFiles(launch, nodes)
+        self.others, self.deletion = OtherFiles(launch, nodes), Deletion(launch, nodes)
         answer = self._answer_restores
         self.draining = Draining(launch, requests, nodes, looking, self.others, answer)
         rmtree(os.path.join(launch.own, HELD))
         sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
-
-    def close(self) -> None:
-        self.requests.close()
-        os.close(self._lock)
 
     def run(self) -> None:
         """Work until the agent is gone."""
@@ -108,8 +105,9 @@ class Stager:
         """Drain what a dead agent has left, and remove the staging directory."""
         if self.nodes.leads and os.path.isdir(self._launch.stage):
             time.sleep(GRACE)
+            self.nodes.await_workers()
             left = self.flush(0)
-            for path in left.missing:
+            for path in left.missing if self.nodes.leads else ():  # another stager has it
                 say_now(f"{path} could not be written, and is lost: {left.why}")
         rmtree(self._launch.own)
 
@@ -136,15 +134,19 @@ class Stager:
         if (restored := restoring.restored) is not None:
             record.add(restored)
             record.add_copied(restoring.beside)
-            if same(restored, self._launch.storage):  # else the script has saved a newer one
+            if restored.is_copied(self._launch.storage):  # else the script has saved a newer one
                 self.draining.note_drained(restored)
         if isinstance(reply, messages.Restored) and not request.avoid:
             self.others.restore()
         return reply, restoring.restored
 
     def search(self, number: int) -> messages.Searched:
-        """Find the newest complete checkpoint in memory."""
-        found = self.looking.look()
+        """Find the newest complete checkpoint in memory, once all nodes answer."""
+        try:
+            self.nodes.refresh_soon()
+            found = self.looking.found()
+        except (OSError, GivenUpError) as e:
+            return messages.Searched(number, (), reason(e))
         whole = next((at for at, each in enumerate(found) if each.lacks is None), len(found))
         shown = (seen(each) for each in found[: whole + 1])
         return messages.Searched(number, tuple(map(self._as_stored, shown)))
@@ -152,9 +154,7 @@ class Stager:
     def _as_stored(self, found: FoundCheckpoint) -> FoundCheckpoint:
         """Return the description of a checkpoint with its path on storage."""
         path = self._launch.on_storage(os.path.relpath(found.path, self._launch.root))
-        fields = {name: getattr(found, name) for name in found.__match_args__}
-        mark = path + found.identity.removeprefix(found.path)
-        return FoundCheckpoint(**fields | {"path": path, "identity": mark})
+        return found.replaced(path=path, identity=path + found.identity.removeprefix(found.path))
 
     def _lack_of_links(self) -> str:
         """Return why no hard links can be made, which `hold` needs; "" if they can."""
@@ -171,10 +171,11 @@ class Stager:
     def work(self) -> None:
         """Drain a checkpoint if there is a new one, and delete what is not needed any more."""
         draining = self.draining
-        found = self.looking.look()
-        complete = list(self.looking.complete(found))
+        if (found := self.looking.look()) is None:
+            return
+        complete = self.looking.complete(found)
         draining.check_room(complete)
-        self.nodes.care()
+        self.nodes.care(complete)
         for each, contents in complete:
             if draining.is_waiting(contents):
                 break
@@ -185,9 +186,13 @@ class Stager:
                         between = draining.between(None)
                         self.others.drain(found, between, draining.absent(found))
                 break
-        draining.rotate()
-        draining.make_room([c for _, c in complete])
+        self._rotate()
+        self.deletion.make_room([c for _, c in complete], draining.is_on_storage)
         self.nodes.share()
+
+    def _rotate(self) -> None:
+        """Delete on storage what the script has deleted, if it is not needed any more."""
+        self.draining.forget(self.deletion.rotate(self.requests.rounds, self.draining.newest))
 
     # The end
 
@@ -221,7 +226,7 @@ class Stager:
             raise GivenUpError(reason(e)) from e
         every = list(self.looking.candidates(found))
         complete = self.nodes.whole(every)
-        self.nodes.delete_rest()
+        self.nodes.delete_rest(complete)
         keys = {contents.key for _, contents in complete}
         newer = takewhile(lambda key: key not in keys, (contents.key for _, contents in every))
         mixed = tuple(map(on_storage, newer))
@@ -236,7 +241,7 @@ class Stager:
                     first = first or why
                     newest = path if contents is complete[0][1] else newest
             failed = self.others.flush(found, draining.between(None), draining.absent(found))
-        draining.rotate()
+        self._rotate()
         self.nodes.share()
         missing += (on_storage(name) for name, _ in failed)
         first = first or next((why for _, why in failed), "")
@@ -254,8 +259,11 @@ def _nodes(launch: Launch, requests: Requests) -> OneNode:
 def main(fd: str, _blocked: str, settings: str) -> None:
     channel = AgentChannel(fd)
     os.nice(NICE)  # it works while the workers compute
-    with contextlib.suppress(FileNotFoundError):  # the agent has gone, and another has swept
-        launch = Launch(**json.loads(settings))
-        Stager(channel, launch).run()
-        if launch.has_several_nodes:
-            os._exit(0)  # a thread may still copy for another node, onto storage that stalls
+    launch = Launch(**json.loads(settings))
+    try:
+        stager = Stager(channel, launch)
+    except FileNotFoundError:  # the agent has gone, and another launch has removed the directory
+        return
+    stager.run()
+    if launch.has_several_nodes:
+        os._exit(0)  # a thread may still copy for another node, onto storage that stalls

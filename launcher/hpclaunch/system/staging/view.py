@@ -12,26 +12,20 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from hpclaunch.core.staging.choice import shown
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Holding
 
-from .contents import Item
 from .copying import GivenUpError
-from .node import END, Entry, Inventory, Source, Wanted, fetch_ends
+from .fetching import END, Source, fetch_ends
+from .node import Inventory
 from .removal import rmtree
 from .stage_directory import VIEW
 
 WHOLE = 2 * END  # bytes; a skeleton of up to this size has all of its file
 UNKNOWN = -1  # the inode of a file whose ends could not be fetched
-
-
-class Shown(NamedTuple):
-    """A file, link or directory in the view, and the node that has it."""
-
-    node: int
-    entry: Entry
 
 
 class View:
@@ -42,7 +36,7 @@ class View:
         beside = os.path.join(os.path.dirname(stage), VIEW)
         self.root = os.path.join(beside, os.path.basename(stage))
         self._new = os.path.join(beside, "new")
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, StagedFile] = {}  # as their owners have them, by name
         rmtree(beside)  # left by another stager
         os.makedirs(self.root)
 
@@ -59,110 +53,125 @@ class View:
         union = self._union(inventories, holdings)
         for name in sorted(self._shown.keys() - union.keys(), reverse=True):
             self._remove(name)
-        changed = [(name, union[name]) for name in union if self._shown.get(name) != union[name]]
-        wanted = []
-        for name, (node, entry) in changed:
+        transfers = []
+        for name, file in union.items():
             old = self._shown.get(name)
-            if old is not None and old.entry.is_folder != entry.is_folder:
+            if old == file:
+                continue
+            if old is not None and old.is_folder != file.is_folder:
                 self._remove(name)
-            if node != own and entry.is_file:
-                wanted.append(Wanted(entry, node))
-            elif self._make(entry):
-                self._shown[name] = union[name]
-        for each in self._fetch(wanted, sources):
-            self._shown[each.entry.name] = Shown(each.source, each.entry)
-        for name, (_, entry) in self._shown.items():  # entries in a directory change its time
+            if file.owner != own and file.is_file:
+                transfers.append(Transfer(own, file, file.owner))
+            elif self._make(file):
+                self._shown[name] = file
+        for file in self._fetch(transfers, sources):
+            self._shown[file.name] = file
+        for name, file in self._shown.items():  # files in a directory change its time
             path = os.path.join(self.root, name)
-            if entry.is_folder and os.stat(path).st_mtime_ns != entry.time:
-                os.utime(path, ns=(entry.time, entry.time))
+            if file.is_folder and os.stat(path).st_mtime_ns != file.time:
+                os.utime(path, ns=(file.time, file.time))
         last = max(found.time for found in inventories.values())
         os.utime(self.root, ns=(last, last))
 
-    def shown(self, each: Item) -> Shown:
-        """Return what an item of the view stands for. Raises FileNotFoundError if it is gone."""
+    def free(self, own: int) -> None:
+        """Remove the links to files that the script has deleted or replaced on this node, since
+        they keep its memory.
+        """
+        for name, file in list(self._shown.items()):
+            if file.owner == own and file.is_file and not self._is_staged(file):
+                self._remove(name)
+
+    def _is_staged(self, file: StagedFile) -> bool:
+        with contextlib.suppress(OSError):
+            return os.lstat(os.path.join(self._stage, file.name)).st_ino == file.inode
+        return False
+
+    def shown(self, name: str) -> StagedFile:
+        """Return the file that one in the view stands for; FileNotFoundError if it is gone."""
         try:
-            return self._shown[each.name]
+            return self._shown[name]
         except KeyError:
-            path = os.path.join(self.root, each.name)
+            path = os.path.join(self.root, name)
             raise FileNotFoundError(errno.ENOENT, "just deleted", path) from None
 
     def _remove(self, name: str) -> None:
         path = os.path.join(self.root, name)
-        is_folder = self._shown.pop(name).entry.is_folder
+        is_folder = self._shown.pop(name).is_folder
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path) if is_folder else os.unlink(path)
 
-    def _make(self, entry: Entry) -> bool:
-        """Make a directory, a link, or this node's own file. Return False if that has vanished."""
-        path = os.path.join(self.root, entry.name)
+    def _make(self, file: StagedFile) -> bool:
+        """Make a directory, a link, or this node's own file; of a file with an unknown inode, a
+        skeleton without its ends. Return False if the own file has vanished.
+        """
+        path = os.path.join(self.root, file.name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._new)
-        if entry.is_folder:
+        if file.is_folder:
             os.makedirs(path, exist_ok=True)
-            os.chmod(path, entry.mode & 0o777 | 0o700)
+            os.chmod(path, file.mode & 0o777 | 0o700)
             return True
-        if entry.is_link:
-            os.symlink(entry.target, self._new)
-            os.utime(self._new, ns=(entry.time, entry.time), follow_symlinks=False)
+        if file.is_link:
+            os.symlink(file.target, self._new)
+        elif file.inode == UNKNOWN:
+            with open(self._new, "xb") as new:
+                new.truncate(file.size)
         else:
             try:
-                os.link(os.path.join(self._stage, entry.name), self._new, follow_symlinks=False)
+                os.link(os.path.join(self._stage, file.name), self._new, follow_symlinks=False)
             except FileNotFoundError:
                 return False
             if os.path.lexists(path) and os.path.samestat(os.lstat(path), os.lstat(self._new)):
                 return True  # written in place; renaming one link to the other would do nothing
+            os.replace(self._new, path)
+            return True
+        os.utime(self._new, ns=(file.time, file.time), follow_symlinks=False)
         os.replace(self._new, path)
         return True
 
-    def _fetch(self, wanted: Sequence[Wanted], sources: Mapping[int, Source]) -> Iterable[Wanted]:
-        """Make skeletons. Return what they stand for."""
-        try:
-            fetch_ends(wanted, sources, self.root, self._stage)
-        except (GivenUpError, FileNotFoundError):  # some of them are just being written
-            if len(wanted) == 1:
-                return [self._make_unknown(wanted[0])]
-            half = len(wanted) // 2
-            parts = wanted[:half], wanted[half:]
-            return [each for part in parts for each in self._fetch(part, sources)]
-        return wanted
-
-    def _make_unknown(self, wanted: Wanted) -> Wanted:
-        """Make a skeleton with nothing in it, so that its checkpoint counts as incomplete until the
-        next look.
+    def _fetch(
+        self, transfers: Sequence[Transfer], sources: Mapping[int, Source]
+    ) -> Iterable[StagedFile]:
+        """Make skeletons. Return what they stand for. A file that is just being written has no ends
+        in its skeleton, so its checkpoint counts as incomplete until the next look.
         """
-        entry = wanted.entry
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._new)
-        with open(self._new, "xb") as file:
-            file.truncate(entry.size)
-        os.utime(self._new, ns=(entry.time, entry.time))
-        os.replace(self._new, os.path.join(self.root, entry.name))
-        return wanted._replace(entry=entry._replace(inode=UNKNOWN))
+        try:
+            fetch_ends(transfers, sources, self.root, self._stage)
+        except (GivenUpError, FileNotFoundError):
+            if len(transfers) == 1:
+                file = transfers[0].file._replace(inode=UNKNOWN)
+                self._make(file)
+                return [file]
+            half = len(transfers) // 2
+            parts = transfers[:half], transfers[half:]
+            return [each for part in parts for each in self._fetch(part, sources)]
+        return [each.file for each in transfers]
 
     def _union(
         self, inventories: Mapping[int, Inventory], holdings: Sequence[Holding]
-    ) -> dict[str, Shown]:
-        """Return what to show, directories before what they contain. Of equal files, the one that
-        is shown already stays.
+    ) -> dict[str, StagedFile]:
+        """Return what to show, directories before what they contain. If nodes have equal files,
+        keep the one that is shown: another one would change the inode, and with it the checkpoint's
+        identity.
         """
-        files = {name: holding.node for name, holding in shown(holdings).items()}
-        union: dict[str, Shown] = {}
-        same: dict[str, Shown] = {}
+        owners = {name: holding.node for name, holding in shown(holdings).items()}
+        union: dict[str, StagedFile] = {}
+        same: dict[str, StagedFile] = {}
         for node, inventory in inventories.items():
-            for entry in inventory.entries:
-                name, new = entry.name, Shown(node, entry)
-                if self._shown.get(name) == new:
-                    same[name] = new
-                if entry.is_folder:
-                    is_later = name not in union or entry.time > union[name].entry.time
-                    if name not in files and is_later:
-                        union[name] = new
-                elif files.get(name) == node:
-                    union[name] = new
-        found: dict[str, Shown] = {}
-        for name, new in sorted(union.items()):
+            for each in inventory.entries:
+                name, file = each.name, each._replace(owner=node)
+                if self._shown.get(name) == file:
+                    same[name] = file
+                if file.is_folder:
+                    is_later = name not in union or file.time > union[name].time
+                    if name not in owners and is_later:
+                        union[name] = file
+                elif owners.get(name) == node:
+                    union[name] = file
+        found: dict[str, StagedFile] = {}
+        for name, file in sorted(union.items()):
             parent, old = os.path.dirname(name), same.get(name)
-            if not parent or (parent in found and found[parent].entry.is_folder):
-                is_same = old is not None and old.entry.identity == new.entry.identity
-                found[name] = old if old is not None and is_same else new
+            if not parent or (parent in found and found[parent].is_folder):
+                is_same = old is not None and old.identity == file.identity
+                found[name] = old if old is not None and is_same else file
         return found

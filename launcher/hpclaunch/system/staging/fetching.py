@@ -1,0 +1,150 @@
+"""The copies of files from other nodes into a directory of this one, in pieces.
+
+Another node names the files, so names that leave the directory are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, zip_longest
+from typing import Protocol, TypeAlias
+
+from hpclaunch.core.staging.copies import Transfer
+from hpclaunch.core.staging.files import Identity, StagedFile
+
+from .copying import Between, at_once
+from .publishing import draft_beside, place
+
+STREAMS = 4  # pieces that a node fetches at the same time
+PIECE = 1 << 20  # bytes
+END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
+Data: TypeAlias = bytes | memoryview
+Span: TypeAlias = tuple[int, int]  # offset and length
+
+
+class Source(Protocol):
+    """A node from which files are fetched."""
+
+    def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
+        """Return bytes of a file. Raises OSError, and GivenUpError if it is another file now."""
+
+
+def receive(
+    transfers: Sequence[Transfer],
+    sources: Mapping[int, Source],
+    drafted: str,
+    between: Between,
+    spans: Callable[[int], Iterable[Span]],
+) -> None:
+    """Fetch some spans of each file into a draft, from several nodes at once."""
+    if {each.source for each in transfers} - sources.keys():
+        raise OSError(errno.EHOSTUNREACH, "a node that has the files has left")
+    by_source: dict[int, list[tuple[Transfer, Span]]] = {}
+    for each in transfers:
+        _make(each.file, drafted)
+        if each.file.is_file:
+            spans_of = ((each, span) for span in spans(each.file.size))
+            by_source.setdefault(each.source, []).extend(spans_of)
+    done, pending = 0, deque[Future[int]]()
+    pool = ThreadPoolExecutor(STREAMS)
+    try:
+        for piece in filter(None, chain(*zip_longest(*by_source.values()))):
+            if len(pending) == 2 * STREAMS:
+                between(done := done + pending.popleft().result(), 0.0)
+            pending.append(pool.submit(_fetch_piece, sources, drafted, *piece))
+        while pending:
+            between(done := done + pending.popleft().result(), 0.0)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for file in (each.file for each in transfers):
+        if not file.is_folder:
+            _finish(os.path.join(drafted, file.name), file)
+
+
+def _make(file: StagedFile, root: str) -> None:
+    """Make a directory, a link, or a file of this size with nothing in it."""
+    refuse_links(root, file.name)
+    path = os.path.join(root, file.name)
+    os.makedirs(path if file.is_folder else os.path.dirname(path), exist_ok=True)
+    if file.is_link:
+        os.symlink(file.target, path)
+    elif file.is_file:
+        with open(path, "xb") as new:
+            new.truncate(file.size)
+
+
+def _fetch_piece(
+    sources: Mapping[int, Source], drafted: str, transfer: Transfer, span: Span
+) -> int:
+    file, (offset, length) = transfer.file, span
+    source = sources[transfer.source]
+    view = memoryview(source.read(file.name, transfer.kept, file.identity, offset, length))
+    if len(view) != length:
+        raise OSError(errno.EBADMSG, "another node has sent a wrong number of bytes", file.name)
+    fd = os.open(os.path.join(drafted, file.name), os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        while view:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(fd)
+    return length
+
+
+def place_all(files: Sequence[StagedFile], drafted: str, root: str) -> None:
+    """Move what is in a draft to its final names below `root`, one after the other."""
+    for each in files:
+        refuse_links(root, each.name)
+        final = os.path.join(root, each.name)
+        if not each.is_folder:
+            place(os.path.join(drafted, each.name), final)
+        elif not os.path.isdir(final) or os.path.islink(final):
+            place(tempfile.mkdtemp(dir=drafted), final)
+    for each in reversed([each for each in files if each.is_folder]):
+        _finish(os.path.join(root, each.name), each)
+
+
+def _finish(path: str, file: StagedFile) -> None:
+    if not file.is_link:
+        os.chmod(path, file.mode & 0o777)
+    os.utime(path, ns=(file.time, file.time), follow_symlinks=False)
+
+
+def pieces(size: int) -> Iterable[Span]:
+    return ((start, min(PIECE, size - start)) for start in range(0, size, PIECE))
+
+
+def _ends(size: int) -> Iterable[Span]:
+    return pieces(size) if size <= 2 * END else ((0, END), (size - END, END))
+
+
+def fetch_ends(
+    transfers: Sequence[Transfer], sources: Mapping[int, Source], root: str, stage: str
+) -> None:
+    """Make skeletons of other nodes' files below `root`: files of the same size, mode and time,
+    but of a large file only the two ends. Each has another inode than what was there. `root` lies
+    in the directory RANDOM of `stage`. Raises OSError and GivenUpError.
+    """
+    with draft_beside(stage) as drafted:
+        receive(transfers, sources, drafted, at_once, _ends)
+        place_all([each.file for each in transfers], drafted, root)
+
+
+def safe(name: str) -> str:
+    """Return a relative name. Raises PermissionError if it leaves the directory."""
+    is_path = name == os.path.normpath(name) and not os.path.isabs(name) and "\0" not in name
+    if not is_path or name.split(os.sep)[0] in (os.curdir, os.pardir):
+        raise PermissionError(errno.EPERM, "not a name in the staging directory", name)
+    return name
+
+
+def refuse_links(root: str, name: str) -> None:
+    """Raise PermissionError if a name leads through a link, which may leave the directory."""
+    parent = os.path.dirname(os.path.join(os.path.realpath(root), safe(name)))
+    if os.path.realpath(parent) != parent:
+        raise PermissionError(errno.EPERM, "a name that leads through a link", name)
