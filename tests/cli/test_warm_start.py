@@ -230,7 +230,6 @@ def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run):
     assert not renewed(journal)
 
 
-@pytest.mark.torch
 def test_arguments_of_a_round_are_those_of_its_workers(run, tmp_path):
     """Resuming adds some; the template was started without."""
     (tmp_path / "saved").mkdir()
