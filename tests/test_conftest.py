@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 HERE = Path(__file__).parent
 STARTS = """
@@ -86,7 +86,7 @@ def run(tests, directory):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", directory],
         cwd=directory,
-        env=environment(PYTHONPATH=HERE),
+        env=environment(PYTHONPATH=f"{HERE}:{LIGHT_TORCH}"),
         capture_output=True,
         text=True,
     )

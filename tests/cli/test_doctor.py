@@ -1,5 +1,6 @@
 """The doctor on one host: alone, and as the tasks of a step."""
 
+import importlib.util
 import json
 import os
 import pty
@@ -23,6 +24,8 @@ from nvml import LOST, SOURCE, Driver, Gpu, Instance
 
 pytestmark = pytest.mark.starts
 
+# It is looked for, but not imported here.
+TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 WITHOUT_ROOTS_RIGHTS = (
     ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 )
@@ -69,8 +72,8 @@ def words(text):
     return " ".join(text.split())
 
 
+@TORCH
 def test_a_healthy_host(tmp_path, env):
-    pytest.importorskip("torch.version")
     del env["PYTHON_EXEC"]
     done = doctor(tmp_path, env)
     assert done.returncode == 0, done.stdout
@@ -256,8 +259,8 @@ def test_a_task_with_another_secret_is_reported_by_both_sides(tmp_path, env):
     assert "Traceback" not in head + member
 
 
+@TORCH
 def test_this_host_is_measured(tmp_path, env):
-    pytest.importorskip("torch.version")
     del env["PYTHON_EXEC"]
     (tmp_path / "temporary").mkdir()
     done = doctor(tmp_path, env | {"TMPDIR": str(tmp_path / "temporary")}, "--measure")

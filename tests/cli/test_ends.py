@@ -205,11 +205,8 @@ def test_nothing_outlives_a_killed_agent(tmp_path):
     assert until(lambda: not living(pids))
 
 
-@pytest.mark.parametrize(
-    "torch",
-    ["", pytest.param("import torch\n", marks=pytest.mark.torch)],
-    ids=["cold", "warm"],
-)
+@pytest.mark.usefixtures("light_torch")
+@pytest.mark.parametrize("torch", ["", "import torch\n"], ids=["cold", "warm"])
 def test_a_killed_fork_server_is_replaced(tmp_path, torch):
     """The workers of a killed fork server are a failed round."""
     job = start("--nproc", 2, "--max-restarts", 1, script(tmp_path, torch + WAIT), cwd=tmp_path)

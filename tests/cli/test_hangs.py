@@ -50,6 +50,18 @@ def test_each_hang_is_found_and_its_culprit_named(tmp_path):
     assert ": step, step 8\n" in text
 
 
+ASLEEP = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+for step in range(8):
+    dist.all_reduce(torch.tensor([1.0]))
+    optimizer.step()
+    time.sleep(0.05)
+if dist.get_rank() == 1:
+    time.sleep(1000)
+dist.barrier()
+"""
 # A py-spy that is in time in the first round, and too late in the others.
 PY_SPY = """#!/bin/sh
 [ -d {directory}/hpclaunch-logs/*/round-1 ] && exec sleep 60
@@ -65,8 +77,8 @@ def hangs(starts, tmp_path_factory):
     (directory / "bin" / "py-spy").write_text(PY_SPY.format(directory=directory))
     (directory / "bin" / "py-spy").chmod(0o755)
     path = f"{directory}/bin:{os.environ['PATH']}"
-    args = ["--nproc", 2, "--max-restarts", 1, HANGING]
-    env = environment(HANGS="asleep:1:8 asleep:1:8", PATH=path)
+    args = ["--nproc", 2, "--max-restarts", 1, script(directory, ASLEEP)]
+    env = environment(PATH=path, PYTHONPATH=LIGHT_TORCH)
     timing = {"least_hang": 5.0, "sampling": 0.5, "core.hangs.suspicion.PATIENCE": 2}
     return hpclaunch(*args, cwd=directory, env=env, timing=timing), only_logs(directory)
 
@@ -155,6 +167,7 @@ def test_no_round_is_ended_without_a_timeout(tmp_path):
     assert events[-1]["steps"] == [8]
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_nothing_is_left_in_the_workers_without_progress(tmp_path):
     text = """
 import os

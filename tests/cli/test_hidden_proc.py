@@ -11,7 +11,7 @@ import pytest
 from launching import end, fork_server, hpclaunch, living, script, start, until
 from test_doctor import interpreter
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
 
@@ -27,7 +27,7 @@ from hpclaunch.progress import step
 dist.init_process_group("gloo")
 begun, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_rank()
 for number in range(20):
-    dist.all_reduce(torch.ones(2))
+    dist.all_reduce(torch.tensor([1.0, 1.0]))
     step(number)
     if rank == 1 and (begun, number) == ("0", 3):
         os.kill(os.getpid(), 9)
@@ -56,7 +56,7 @@ def hidden(request):
 
 @pytest.fixture
 def env(cwd):
-    return environment(HOME=cwd, XDG_STATE_HOME=cwd / "state")
+    return environment(HOME=cwd, XDG_STATE_HOME=cwd / "state", PYTHONPATH=LIGHT_TORCH)
 
 
 def test_a_failure_and_a_hang_are_seen_and_mended(hidden, cwd, env):

@@ -51,6 +51,7 @@ def test_a_training(tmp_path):
     }
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_killed_worker_costs_one_restart(tmp_path):
     done = hpclaunch("--nproc", 2, script(tmp_path, TRAIN), "0", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from launching import end, hpclaunch, script, start, until
 
-from surroundings import LIGHT_TORCH, environment
+from surroundings import environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
@@ -71,21 +71,14 @@ else:
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "path"),
-    [
-        pytest.param([], "", marks=pytest.mark.torch),
-        (["--cold"], LIGHT_TORCH),
-        ([sys.executable], LIGHT_TORCH),
-    ],
-)
-def test_a_script_on_standard_input(tmp_path, before, path):
+@pytest.mark.parametrize("before", [[], ["--cold"], [sys.executable]])
+def test_a_script_on_standard_input(tmp_path, before):
     """Each worker of each round reads all of it, and then is what Python makes of it."""
     words = ["--nproc=2", "--max-restarts=1", "--log-dir=logs", *before, "-", "a", "--lr=1"]
-    done = hpclaunch(*words, cwd=tmp_path, env=environment(PYTHONPATH=path), input=WHOLE)
+    done = hpclaunch(*words, cwd=tmp_path, input=WHOLE)
     assert done.returncode == 1, done.stderr
     for rank in "01":
-        env = environment(PYTHONPATH=LIGHT_TORCH, RANK=rank, TORCHELASTIC_RESTART_COUNT=1)
+        env = environment(RANK=rank, TORCHELASTIC_RESTART_COUNT=1)
         alone = subprocess.run(
             [sys.executable, "-", "a", "--lr=1"],
             cwd=tmp_path,

@@ -312,7 +312,7 @@ def visible(shown):
     return [line for line in lines if b": load: " not in line]
 
 
-@pytest.mark.torch
+@pytest.mark.usefixtures("light_torch")
 def test_a_live_line_says_what_the_job_waits_for(launch):
     """The live line mixes with no message and no output, and is removed in the end."""
     screen = launch(WAITS, "--nproc=2")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch, script
 
-from surroundings import environment
+from surroundings import environment, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 JOB_SCRIPTS = sorted((ROOT / "sbatch").glob("*.sbatch"))
@@ -81,22 +81,37 @@ def test_one_worker_is_not_several(name, several):
     assert not (directory / "checkpoints").exists()
 
 
+# Of four workers, three train together, and the last one alone.
+TWO_TRAININGS = """
+import os, runpy, sys, torch
+path, port = sys.argv[1:]
+is_alone = os.environ["RANK"] == "3"
+if is_alone:
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": port}
+os.environ["WORLD_SIZE"] = directory = "1" if is_alone else "3"
+os.chdir(directory)
+sys.argv = [path, "--epochs", "1"]
+sys.stdout = open("printed-" + os.environ["RANK"], "w")
+runpy.run_path(path, run_name="__main__")
+sys.stdout.close()
+"""
+
+
 @pytest.mark.starts
 @SKLEARN
 def test_elastic_takes_the_same_steps_with_uneven_shares(tmp_path):
     """64 digits a batch: 22, 21 and 21 for three workers, and 32 fit into the memory of one."""
-    launch, elastic = (
-        ("--preload", "sklearn.datasets,torch._dynamo"),
-        ROOT / "workers" / "elastic.py",
-    )
+    for workers in (1, 3):
+        (tmp_path / str(workers)).mkdir()
+    launch = ("--preload", "sklearn.datasets,torch._dynamo", "--nproc", 4)
+    words = (script(tmp_path, TWO_TRAININGS), ROOT / "workers" / "elastic.py", free_port())
+    done = hpclaunch(*launch, *words, cwd=tmp_path, env=environment(OMP_NUM_THREADS=1))
+    assert done.returncode == 0, done.stderr
     epochs = {}
     for workers in (1, 3):
         place = tmp_path / str(workers)
-        place.mkdir()
-        env = environment(OMP_NUM_THREADS=1)
-        done = hpclaunch(*launch, "--nproc", workers, elastic, "--epochs", 1, cwd=place, env=env)
-        assert done.returncode == 0, done.stderr
         assert (place / "checkpoints" / "elastic" / "step-23.pt").exists()  # the last one
-        epochs[workers] = [float(x) for x in re.findall(r"loss (\S+),", done.stdout)]
+        printed = (place / "printed-0").read_text()
+        epochs[workers] = [float(x) for x in re.findall(r"loss (\S+),", printed)]
     assert len(epochs[1]) == 1
     assert epochs[3] == pytest.approx(epochs[1], rel=0.01)  # sums are rounded otherwise

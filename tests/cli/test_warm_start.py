@@ -222,7 +222,6 @@ def test_what_a_script_imports_is_there_when_it_starts_again(run):
     assert len(renewed(journal)) == 2
 
 
-@pytest.mark.torch
 def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run):
     steps = "def trains():\n" + textwrap.indent(STEPS, "    ")  # each worker would import much
     said, _, journal = run(LEARNS.format(steps), "--preload", "none")
@@ -230,7 +229,6 @@ def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run):
     assert not renewed(journal)
 
 
-@pytest.mark.torch
 def test_arguments_of_a_round_are_those_of_its_workers(run, tmp_path):
     """Resuming adds some; the template was started without."""
     (tmp_path / "saved").mkdir()

@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.model import Allocation, Place
 from hpclaunch.observe import console
 from hpclaunch.system.gpus import inventory
 from hpclaunch.system.gpus.inventory import GpuSurvey
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 
 def so_many(gpus):
@@ -90,7 +90,7 @@ def test_torch_is_asked_in_a_process_of_its_own(asked):
 def test_no_torch_of_the_working_directory_is_imported(asked):
     """Others may write there. No worker imports from there either, unless its script is there."""
     _, directory = asked
-    hpclaunch("doctor", cwd=directory)
+    hpclaunch("doctor", cwd=directory, env=environment(PYTHONPATH=LIGHT_TORCH))
     assert not (directory / "imported").exists()
 
 

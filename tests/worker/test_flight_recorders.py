@@ -1,14 +1,9 @@
 """The responder reads torch's flight recorders, in real process groups."""
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
-
-from hpclaunch.system.processes.fork_server_client import SITE
-from surroundings import environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -33,18 +28,24 @@ dist.Backend.register_backend("own", make, devices=["cpu"])
 dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1)
 for backend in sys.argv[2:]:
     dist.all_reduce(torch.ones(1), group=dist.new_group([0], backend=backend))
-sys.path.append({site!r})
 from _hpclaunch_hooks import beside
 print(beside("_hpclaunch_responder").recorded().decode().strip())
 """
 
 
-def names(*words):
+def run(forks, text):
+    """Return what a process with this text has written, as JSON."""
+    env = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_NCCL_TRACE_BUFFER_SIZE": "100"}
+    process = forks.start(text, env=env)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def names(forks, *words):
     """Return the names of the recorded collectives."""
-    env = environment(TORCH_FR_BUFFER_SIZE="100", TORCH_NCCL_TRACE_BUFFER_SIZE="100")
-    command = [sys.executable, "-c", MEETS.replace("{site!r}", repr(SITE)), *words]
-    said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-    return [entry["profiling_name"] for entry in json.loads(said)["entries"]]
+    said = run(forks, f"import sys\nsys.argv[1:] = {words!r}\n{MEETS}")
+    return [entry["profiling_name"] for entry in said["entries"]]
 
 
 ASKS = """
@@ -55,13 +56,12 @@ from torch._C import _distributed_c10d as c10d
 
 dist.init_process_group("cpu:gloo,cuda:fake", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-sys.path.append({site!r})
 from _hpclaunch_hooks import beside, progress
 responder = beside("_hpclaunch_responder")
 
 asked = []
 for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-    real = getattr(c10d, name, lambda *_: "{{}}")
+    real = getattr(c10d, name, lambda *_: "{}")
 
     def dump(*words, name=name, real=real, **more):
         asked.append([name, more.get("backend", "")])
@@ -76,12 +76,9 @@ print(json.dumps([sample, for_a_sample, asked]))
 """
 
 
-def test_the_recorder_of_collectives_on_gpus_is_asked_only_for_a_hang():
+def test_the_recorder_of_collectives_on_gpus_is_asked_only_for_a_hang(forks):
     """Instead of its collectives, a sample has the time at which each step began."""
-    env = environment(TORCH_FR_BUFFER_SIZE="100")
-    command = [sys.executable, "-c", ASKS.format(site=SITE)]
-    said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-    sample, for_a_sample, for_a_hang = json.loads(said)
+    sample, for_a_sample, for_a_hang = run(forks, ASKS)
     assert sample["steps"] == {"2": 200, "3": 300}
     assert {group: list(times) for group, times in sample["arrivals"].items()} == {"gloo:0": ["1"]}
     assert not sample["blind"]
@@ -90,12 +87,12 @@ def test_the_recorder_of_collectives_on_gpus_is_asked_only_for_a_hang():
     assert ["_dump_nccl_trace_json", ""] in for_a_hang
 
 
-def test_a_collective_over_gloo():
-    assert names("gloo", "gloo") == ["gloo:all_reduce"]
+def test_a_collective_over_gloo(forks):
+    assert names(forks, "gloo", "gloo") == ["gloo:all_reduce"]
 
 
-def test_each_backend_has_a_recorder_of_its_own():
+def test_each_backend_has_a_recorder_of_its_own(forks):
     """From torch 2.15 on; "nccl" has one, too."""
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 15):
         pytest.skip("this torch records other backends not at all, or in the same recorder")
-    assert names("gloo", "own", "gloo") == ["own:all_reduce", "gloo:all_reduce"]
+    assert names(forks, "gloo", "own", "gloo") == ["own:all_reduce", "gloo:all_reduce"]

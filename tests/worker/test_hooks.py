@@ -120,20 +120,18 @@ def start(processes, command, cwd, env):
     return process
 
 
-def start_ranks(processes, port, cwd, text, *args, world=2, restarts=0):
+def start_rank_0(processes, port, cwd, text, *args):
+    """Start the first of two ranks in a new interpreter, which imports torch below the hooks."""
     script = cwd / "train.py"
     script.write_text(WORKER_SCRIPT + text)
     command = [sys.executable, "-u", str(script), *map(str, args)]
-    return [
-        start(processes, command, cwd, worker_environment(port, rank, world, restarts))
-        for rank in range(world)
-    ]
+    return start(processes, command, cwd, worker_environment(port, 0, 2))
 
 
-def fork_ranks(forks, port, cwd, text, *args, restarts=0):
-    """Start two ranks like `start_ranks`, but fork them from a process with torch."""
+def fork_ranks(forks, port, cwd, text, *args, ranks=(0, 1), world=2, restarts=0):
+    """Start these ranks: fork them from a process with torch."""
     arguments = f"import sys\nsys.argv[1:] = {[*map(str, args)]}\n"
-    environs = [worker_environment(port, rank, 2, restarts) for rank in range(2)]
+    environs = [worker_environment(port, rank, world, restarts) for rank in ranks]
     return [forks.start(arguments + WORKER_SCRIPT + text, cwd=cwd, env=env) for env in environs]
 
 
@@ -143,7 +141,7 @@ def end_well(ranks):
         assert process.returncode == 0, out + err
 
 
-def test_the_launchers_store_and_addresses_of_the_scripts_own(store, processes, tmp_path):
+def test_the_launchers_store_and_addresses_of_the_scripts_own(store, forks, processes, tmp_path):
     text = (
         """
 check()  # env://, the launcher's
@@ -176,7 +174,8 @@ assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     port = store.port()
     with socket.create_server(("", 0)) as another:
         ports = (port, free_port(), free_port(), free_port(), another.getsockname()[1])
-        end_well(start_ranks(processes, port, tmp_path, text, *ports))
+        first = start_rank_0(processes, port, tmp_path, text, *ports)
+        end_well([first, *fork_ranks(forks, port, tmp_path, text, *ports, ranks=[1])])
 
 
 def test_rpc_in_the_round_and_in_a_world_of_ones_own(store, forks, tmp_path):
@@ -196,16 +195,21 @@ if RANK == 0:
     end_well(fork_ranks(forks, store.port(), tmp_path, text, free_port()))
 
 
-def test_a_worker_that_spawns_its_own(store, processes, tmp_path):
-    text = """
+def test_a_worker_that_spawns_its_own(store, forks, tmp_path):
+    trains = """
 def train(rank):
     check(rank=rank, world_size=2)
-
-if __name__ == "__main__":
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", sys.argv[1]
-    torch.multiprocessing.spawn(train, nprocs=2)
 """
-    end_well(start_ranks(processes, store.port(), tmp_path, text, free_port(), world=1))
+    (tmp_path / "trains.py").write_text(WORKER_SCRIPT + trains)
+    text = """
+sys.path.insert(0, os.getcwd())  # for its children, too
+from trains import train
+
+os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", sys.argv[1]
+torch.multiprocessing.spawn(train, nprocs=2)
+"""
+    one = {"ranks": [0], "world": 1}
+    end_well(fork_ranks(forks, store.port(), tmp_path, text, free_port(), **one))
 
 
 def test_a_launcher_in_a_worker_has_its_own_store(store, processes, tmp_path):

@@ -190,22 +190,22 @@ def test_a_first_rank_that_hangs_is_named_by_the_others(forks, store, tmp_path):
     assert err.splitlines()[-1].startswith("rank 0, at 127.0.0.1, no longer answers")
 
 
-def test_nothing_of_the_users_stands_in_for_its_own(processes, store, tmp_path):
-    """The launcher starts it in the user's directory and with the user's PYTHONPATH."""
+def test_nothing_of_the_users_stands_in_for_its_own(processes, forks, store, tmp_path):
+    """The launcher starts it in the user's directory and with the user's PYTHONPATH.
+
+    The other rank, which is only needed for the measurements, is forked.
+    """
     (tmp_path / "users" / "hpclaunch").mkdir(parents=True)
     (tmp_path / "users" / "hpclaunch" / "__init__.py").write_text("boom")
     for name in ("json", "torch", "measurement", "processes", "store"):
         (tmp_path / f"{name}.py").write_text("boom")
     port = store.port()
-    ranks = []
-    for rank in range(2):
-        env = worker_environment(port, rank, 2)
-        env["PYTHONPATH"] += os.pathsep + str(tmp_path / "users")
-        env |= {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        ranks.append(
-            start(processes, [sys.executable, "-u", str(SCRIPT), "rows.json"], tmp_path, env)
-        )
-    end_well(ranks)
+    environs = [worker_environment(port, rank, 2) | {"LOCAL_RANK": str(rank)} for rank in (0, 1)]
+    env = environs[0] | {"OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] += os.pathsep + str(tmp_path / "users")
+    rank = start(processes, [sys.executable, "-u", str(SCRIPT), "rows.json"], tmp_path, env)
+    text = f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    end_well([rank, forks.start(text, cwd=tmp_path, env=environs[1])])
 
 
 def test_without_torch_it_says_so_in_one_line(tmp_path):

@@ -25,7 +25,7 @@ def stacks_of(server, command, cwd, forks=None):
 
 # A worker that answers, once its thread for that has begun.
 ANSWERS = f"""import sys, time, torch; from _hpclaunch_hooks import progress
-torch.optim.SGD([torch.ones(1)], lr=0.1)
+torch.optim.SGD([torch.zeros(1)], lr=0.1)
 while not progress._slot.numbers[{RESPONDER}]: time.sleep(0.001)
 """
 
@@ -47,6 +47,8 @@ threading.Thread(target=waits, daemon=True).start()
 begun.wait()
 holds()
 """
+    if forks_or_none is None:
+        before = f"import sys; sys.path.insert(0, {LIGHT_TORCH!r})\n{before}"
     found = stacks_of(server, before + text, tmp_path, forks_or_none)
     assert " in waits\n" in found["stacks"]
     assert " in holds\n" in found["stacks"]
@@ -159,11 +161,13 @@ waits()
 
 
 def test_descriptors_have_the_numbers_that_they_have_without_us(server, tmp_path):
-    text = """
-import os, torch
+    text = f"""
+import os, sys
+sys.path.insert(0, {LIGHT_TORCH!r})
+import torch
 lowest = os.dup(0)
 os.close(lowest)
-torch.optim.SGD([torch.ones(1)], lr=0.1)
+torch.optim.SGD([torch.zeros(1)], lr=0.1)
 print("there", flush=True)
 input()
 print(os.dup(0) == lowest)
