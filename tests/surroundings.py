@@ -65,6 +65,7 @@ PRELOADED = (
     "name in sys.modules or any(name in getattr(f, 'modules', ()) for f in sys.meta_path)\n"
 )
 LIGHT_TORCH = str(STRANGER.with_name("light_torch"))  # for PYTHONPATH, where torch is not tested
+LIGHT_SKLEARN = str(STRANGER.with_name("light_sklearn"))  # likewise, for scripts that need digits
 entered: set[str] = set()  # the names of the unusual surroundings that are set
 variables: dict[str, str] = {}  # their variables, for the programs that tests start
 _strangers: list[subprocess.Popen[bytes]] = []  # they run as long as this process

@@ -15,6 +15,8 @@ import nvml
 import pytest
 from nvml import Driver, Gpu
 
+import surroundings
+
 from .cluster import Cluster
 from .conftest import AGENT
 from .job_scripts import (
@@ -116,6 +118,7 @@ def test_a_program_in_cpp_continues_after_a_kill(cluster: Cluster, tmp_path: Pat
 def test_elastic_reaches_the_result_of_one_worker(cluster: Cluster, tmp_path: Path) -> None:
     """A launcher is killed and replaced by a spare, which is then cut off and returns."""
     one_each = on_gpus(1, tmp_path)
+    one_each["env"]["PYTHONPATH"] = surroundings.LIGHT_SKLEARN
     alone = run(cluster, tmp_path / "a", "elastic", nodes=1, **one_each)
     checkpoints = tmp_path / "b" / "checkpoints" / "elastic"
     first, second, third = (Stop(checkpoints / f"step-{step}.tmp") for step in (60, 100, 140))

@@ -48,10 +48,28 @@ def test_workers_find_torch_there(with_torch):
     assert with_torch.round(source, "b") == ["True __main__ ['b']\n"]
 
 
-@pytest.mark.torch
-def test_a_start_waits_for_the_import(client):
+@pytest.fixture
+def slow_torch(client):
+    """Make a torch whose import waits for a file; return the file."""
+    begun = client.tmp_path / "begun"
+    (client.tmp_path / "slow" / "torch").mkdir(parents=True)
+    (client.tmp_path / "slow" / "torch" / "__init__.py").write_text(
+        "import os, time\n"
+        f"while not os.path.exists({str(begun)!r}): time.sleep(0.01)\n"
+        f"__path__ = [{LIGHT_TORCH + '/torch'!r}]\n"
+        "with open(__path__[0] + '/__init__.py') as f: exec(f.read())\n"
+    )
+    client.torch = [str(client.tmp_path / "slow")]
+    return begun
+
+
+def test_a_start_waits_for_the_import(client, slow_torch):
     client.prepare("import sys; print(preloaded('torch'))\n")
-    assert client.round() == ["True\n"]
+    client.ask(client.command(), warm=True, env=client.env)
+    time.sleep(0.2)  # a start that does not wait would fork or execute a worker now
+    slow_torch.touch()
+    client.until("gone")
+    assert client.path(0, "out").read_text() == "True\n"
 
 
 def test_workers_are_children_of_the_fork_server(client):
@@ -124,7 +142,6 @@ if sys.argv[1:]: ctypes.CDLL(sys.argv[1])
 @pytest.mark.parametrize(
     ("words", "preloaded", "said"),
     [
-        pytest.param([], "", "not flushed\n", marks=pytest.mark.torch),
         (["libcrypt.so.1"], "", "not flushed\nexit handler\n"),
         ([], "libcrypt.so.1", "not flushed\nexit handler\n"),
     ],
@@ -132,6 +149,11 @@ if sys.argv[1:]: ctypes.CDLL(sys.argv[1])
 def test_exit_handlers_of_c_where_a_library_may_need_them(client, words, preloaded, said):
     client.prepare(AT_EXIT, env={"LD_PRELOAD": preloaded})
     assert client.ready().round(*words) == [said]
+
+
+@pytest.mark.torch
+def test_no_exit_handlers_of_c_with_torch_alone(with_torch):
+    assert with_torch.round(AT_EXIT) == ["not flushed\n"]
 
 
 def test_exit_handlers_of_a_library_that_a_site_loads(client):
@@ -492,17 +514,20 @@ def test_generators_that_modules_make_for_themselves(client, packages):
 
 
 @pytest.mark.torch
-def test_functions_that_are_noted_can_be_pickled(client):
+def test_functions_that_are_noted_can_be_pickled(with_torch):
     """A DataLoader pickles them if it spawns its workers with them."""
-    client.prepare(
+    old = with_torch.template()
+    (output,) = with_torch.round(
         "import copy, os, pickle, random, numpy, torch\n"
         "seeds = torch.manual_seed, torch.random.manual_seed, numpy.random.seed, random.seed\n"
         "assert seeds[0] is seeds[1]\n"
         "for seed in seeds:\n"
         "    print(copy.deepcopy(seed).__name__, pickle.loads(pickle.dumps(seed)).__name__)\n"
-        "pickle.loads(pickle.dumps(os.putenv))('HERE', '1')\n"
+        "pickle.loads(pickle.dumps(os.putenv))('HERE', '1')\n",
+        learn=True,
     )
-    (output,) = client.ready().round(learn=True)
+    with_torch.until("renewed")
+    eventually(lambda: old not in with_torch.others())
     assert output.splitlines() == 2 * ["manual_seed manual_seed"] + 2 * ["seed seed"]
 
 
@@ -622,12 +647,12 @@ def test_command_lines_that_differ_before_the_script(client):
     assert client.path(0, "out").read_text() == "False\n"
 
 
-@pytest.mark.torch
-def test_a_stop_while_torch_is_imported(client):
+def test_a_stop_while_torch_is_imported(client, slow_torch):
     client.prepare("print('started')\n")
     client.ask(client.command(), warm=True)
     client.server.send(Stop(signal.SIGTERM))
     client.until("gone")
+    slow_torch.touch()
     assert client.ready().events == []
     assert not client.path(0, "out").exists()
 
@@ -783,9 +808,10 @@ def test_nobody_pays_for_a_store_that_nobody_uses(client):
 
 
 @pytest.mark.torch
-def test_signals_meant_for_the_agent_leave_the_store_alone(client):
-    client.prepare("")
-    client.ready().round(store=True)
+def test_signals_meant_for_the_agent_leave_the_store_alone(with_torch):
+    client = with_torch
+    client.events.clear()
+    client.round(store=True)
     _, store = client.others()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         store.send_signal(signum)
