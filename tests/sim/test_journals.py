@@ -15,7 +15,7 @@ from hpclaunch.system.logs import journal
 from journals import feed
 from samples import quick_and_exhaustive
 
-SEEDS = quick_and_exhaustive(range(0, 120, 6), 2)
+SEEDS = quick_and_exhaustive(range(0, 120, 6), 1)
 
 
 @pytest.fixture

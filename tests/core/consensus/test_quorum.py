@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hpclaunch.core.consensus import quorum
 from hpclaunch.core.protocol.configuration import Configuration, voters
 from hpclaunch.core.protocol.ranges import parsed, written
+from samples import quick_and_exhaustive
 
 FEW = 5
 
@@ -193,7 +194,7 @@ def test_of_two_groups_with_nobody_in_common_one_is_no_quorum(n):
                 assert not (is_quorum(configuration, one, dead) and is_quorum(configuration, other))
 
 
-@pytest.mark.parametrize("n", range(1, FEW))
+@pytest.mark.parametrize("n", quick_and_exhaustive(range(1, FEW), FEW - 2))
 def test_the_same_for_the_old_configuration_and_the_new(n):
     for configuration in configurations(n):
         for one, other in disjoint(configuration, n):
@@ -253,7 +254,7 @@ def leads(me, configuration, agents):
     return all(by(some) for some in configuration.all)
 
 
-@pytest.mark.parametrize("n", range(1, FEW))
+@pytest.mark.parametrize("n", quick_and_exhaustive(range(1, FEW), FEW - 2))
 def test_supported_since_is_the_latest_time_with_a_quorum(n):
     for configuration, at in product(configurations(n)[:500], permutations(range(n))):
         for me in range(n):

@@ -37,6 +37,7 @@ from hpclaunch.core.protocol.model import (
     Request,
     Requeueing,
 )
+from samples import quick_and_exhaustive
 
 LATE = -1  # the number of an earlier question
 
@@ -525,7 +526,7 @@ def test_workers_that_end_on_the_signal_of_slurm(after, saved_at, reason):
 
 @pytest.mark.parametrize("signum", [USR1, USR2])
 @pytest.mark.parametrize("answers", [True, False])
-@pytest.mark.parametrize("after", [1.0, 500.0])
+@pytest.mark.parametrize("after", quick_and_exhaustive([1.0, 500.0], 1))
 @pytest.mark.parametrize(("saved", "code"), [(True, EXIT_SAVED), (False, 0)])
 def test_workers_that_leave_for_a_signal_before_its_notice(signum, answers, after, saved, code):
     """Slurm has sent it to them as well. They save as long as they like, at the step that they are
