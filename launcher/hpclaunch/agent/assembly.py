@@ -161,13 +161,12 @@ def _staging(context: Context, control: Control, network: Adapter) -> Staging | 
     from .spread_staging import SpreadStaging  # needed only with --stage
     from .staging import Staging
 
-    staging: Staging
-    if isinstance(network, Channels):
+    if not isinstance(network, Channels):
+        staging = Staging(context, settings)
+    else:
         where = network.where
         key = network.keys(where.index).stager_key
         staging = SpreadStaging(context, settings, key, where.identity, control)
-    else:
-        staging = Staging(context, settings)
     staging.begin()
     return staging
 

@@ -124,8 +124,8 @@ class Resuming(Adapter):
         return self._staging.flush(effect)
 
     def _lead(self, effect: effects.LeadStagers) -> None:
-        assert self._staging is not None, "the job stages"
-        self._staging.lead(effect)
+        if self._spread is not None:
+            self._spread.lead(effect)
 
     @property
     def _spread(self) -> SpreadStaging | None:
@@ -158,8 +158,8 @@ class Resuming(Adapter):
         """Note a round's start. If this agent chose its checkpoint, read new ones once saved."""
         self.look(None)
         self.ended()
-        if self._staging is not None:
-            self._staging.note_round(stages=part.stages)
+        if self._spread is not None:
+            self._spread.note_round(stages=part.stages)
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
         self._watch(on=self._chose)
         self._chose = False
@@ -254,8 +254,8 @@ class Resuming(Adapter):
         self._look, self._seen, self._look_number, self._look_at = look, None, 0, math.inf
         if look is None:
             return []
-        if self._staging is not None:
-            self._staging.note_round(stages=look.staged)
+        if self._spread is not None:
+            self._spread.note_round(stages=look.staged)
         self._look_tries = TRIES
         return self._begin_look(look)
 

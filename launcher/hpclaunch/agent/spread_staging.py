@@ -43,14 +43,20 @@ class SpreadStaging(Staging):
         self._refused = ""  # why no script can save in memory here; "": it can
         self._reported = events.StagerFound()
         self._led: effects.LeadStagers | None = None  # this agent leads the job, and its stager
+        self._agents: tuple[int, ...] = ()  # those that need the checkpoint
         self._is_first = False  # no round has begun on any node
         self._search_number = 0  # of the pending search by the stager, or 0
         self._on_searched: OnSearched = lambda _: []
 
     def begin(self) -> None:
+        """Make the staging directory. The head restores before each round."""
         self._open()
         if self._client is not None:
             self._wait = Wait()  # until it listens
+
+    @property
+    def spread(self) -> SpreadStaging | None:
+        return None if self.paths is None else self
 
     def close(self) -> None:
         if self._led is None:
@@ -75,6 +81,7 @@ class SpreadStaging(Staging):
         return client
 
     def lead(self, effect: effects.LeadStagers) -> None:
+        """Let this agent's stager lead the others."""
         self._led = effect
         if self._client is not None:  # else the next one leads
             self._send_lead(self._client)
@@ -122,17 +129,16 @@ class SpreadStaging(Staging):
             return []
         self._wait = Wait(search)
         if not self._may_hold:
-            return self._save_on_storage()
+            return self._end_wait(leave=True)
         self._begin_flush()
         return []
+
+    def _restore(self, avoid: tuple[str, ...]) -> None:
+        self._ask(messages.Restore(self._number + 1, avoid, self._agents))
 
     def forget_search(self) -> None:
         """Do not call the `search` that waits for a restore or a flush: a later one replaces it."""
         self._wait = None
-
-    @property
-    def spread(self) -> SpreadStaging | None:
-        return None if self.paths is None else self
 
     def search(self, number: int, on_searched: OnSearched) -> None:
         """Have the stager search in the memory of all nodes. `on_searched` gets the answer."""
@@ -145,11 +151,10 @@ class SpreadStaging(Staging):
 
     def note_round(self, *, stages: bool) -> None:
         """Note where the next round saves. If on storage, leave memory: the head has flushed it."""
-        if self.paths is not None:
-            self._has_begun |= stages
-            if not stages:
-                self._leave()
-                self._remove_meanwhile()
+        self._has_begun |= stages
+        if not stages:
+            self._leave()
+            self._remove_meanwhile()
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
         return self._flush(effect)  # other nodes may have something in memory
@@ -186,10 +191,11 @@ class SpreadStaging(Staging):
             self._refused = why
         return super()._refuse(why, host)
 
-    def _stay_in_memory(self) -> list[events.Event]:
-        """Restore, since other nodes may have what could not be copied."""
+    def _flushed(self, reply: messages.Flushed) -> list[events.Event]:
         search = None if self._wait is None else self._wait.search
-        return [] if search is not None and self.restore((), search) else self._end_wait()
+        if reply.missing and search is not None and self.restore((), search):
+            return []  # the next round needs on each node what could not be copied
+        return super()._flushed(reply)
 
     @property
     def _is_filling_memory(self) -> bool:

@@ -62,7 +62,6 @@ class Staging(Adapter):
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 0  # of the newest request
         self._request: messages.Restore | messages.Flush | None = None  # not answered yet
-        self._agents: tuple[int, ...] = ()  # with several nodes: those that need the checkpoint
         self._tried: set[tuple[str, ...]] = {()}  # what restores since the last round have avoided
         self._has_begun = False  # something may be in memory
         self._is_refused = False  # the next round saves on storage
@@ -76,7 +75,7 @@ class Staging(Adapter):
             self._restore(())
 
     def _open(self) -> None:
-        """Make the staging directory and start the stager; on an error, do without them."""
+        """Make the staging directory and start the stager. If that fails, save on storage."""
         settings = self._settings
         try:
             sweep(settings.stage)
@@ -88,6 +87,11 @@ class Staging(Adapter):
             # If the job cannot begin, say only why, not also where the script saves.
             self._is_refused = self._config.trouble is not None
             self._refuse(e.strerror or str(e))
+
+    @property
+    def spread(self) -> SpreadStaging | None:
+        """Return this adapter if the script saves in the memory of several nodes, else None."""
+        return None
 
     def close(self) -> None:
         """Remove the directory if it is not needed any more. Otherwise leave the stager alone: it
@@ -137,8 +141,12 @@ class Staging(Adapter):
             launch=self._launch,
         )
 
+    def _ask(self, request: messages.Restore | messages.Flush) -> None:
+        """Send a request that replaces the pending one. Without a stager, the next one gets it."""
+        self._number, self._request = request.id, request
+        self._send_request()
+
     def _send_request(self) -> None:
-        """Send the pending request. Without a stager, the next one gets it."""
         client, request = self._client, self._request
         if client is None:
             return
@@ -156,7 +164,7 @@ class Staging(Adapter):
             self._client.rounds(rounds, hurry=hurry)
 
     def note_newest(self, path: str) -> None:
-        """Note the newest checkpoint, each time that one is saved."""
+        """Note that a checkpoint was saved, which is the newest one."""
         self._copies.note_saved(path)
 
     def hurry(self) -> None:
@@ -188,9 +196,7 @@ class Staging(Adapter):
         return True
 
     def _restore(self, avoid: tuple[str, ...]) -> None:
-        self._number += 1
-        self._request = messages.Restore(self._number, avoid, self._agents)
-        self._send_request()
+        self._ask(messages.Restore(self._number + 1, avoid))
 
     @property
     def _is_restoring(self) -> bool:
@@ -210,27 +216,9 @@ class Staging(Adapter):
         return []
 
     def _begin_flush(self) -> None:
-        self._number += 1
-        self._request = messages.Flush(self._number)
-        self._send_request()
+        self._ask(messages.Flush(self._number + 1))
         if self._client is None:
             self._start_at = time.monotonic()
-
-    # Only with several nodes (`spread_staging.py`)
-
-    @property
-    def spread(self) -> SpreadStaging | None:
-        """Return this adapter as long as the script saves in the memory of several nodes: between
-        two restores, only the stager can search there.
-        """
-        return None
-
-    def lead(self, effect: effects.LeadStagers) -> None:
-        """Let this agent's stager lead those of the other nodes."""
-        raise NotImplementedError
-
-    def note_round(self, *, stages: bool) -> None:
-        """Note whether the next round saves in memory."""
 
     def signalled(self, signum: int) -> list[events.Event]:
         """End or limit the wait at the end of the job."""
@@ -335,18 +323,14 @@ class Staging(Adapter):
             where = self._settings.where
             self._record(StageRefused(host or self._host, where, why, later=self._has_begun))
         self._is_refused = True
-        return [] if self._may_hold else self._save_on_storage()
+        return [] if self._may_hold else self._end_wait(leave=True)
 
-    def _save_on_storage(self) -> list[events.Event]:
-        """Remove the staging directory, of which nothing is needed, and search."""
-        wait = self._wait
-        self._leave()
-        self._remove()
-        return [] if wait is None or wait.search is None else wait.search()
-
-    def _end_wait(self) -> list[events.Event]:
-        """Search, if a search has waited."""
+    def _end_wait(self, *, leave: bool = False) -> list[events.Event]:
+        """Begin the search that has waited, if any. `leave`: it searches on storage."""
         wait, self._wait = self._wait, None
+        if leave:
+            self._leave()
+            self._remove()
         return [] if wait is None or wait.search is None else wait.search()
 
     def _flushed(self, reply: messages.Flushed) -> list[events.Event]:
@@ -358,11 +342,8 @@ class Staging(Adapter):
                 why = reply.why or "some of its files are of another save"
                 self._record(StageLost(self._host, self._settings.where, lost, why))
             return [events.StageFlushed(lost, bool(reply.checkpoint), wait.number)]
-        return self._stay_in_memory() if reply.missing else self._save_on_storage()
-
-    def _stay_in_memory(self) -> list[events.Event]:
-        """Begin the next round in memory, since something there could not be copied."""
-        return self._end_wait()
+        # What is missing is still in memory, where searches look.
+        return self._end_wait(leave=not reply.missing)
 
     def _give_up(self, why: str) -> list[events.Event]:
         """End the wait at the end of the job."""
