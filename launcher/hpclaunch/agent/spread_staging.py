@@ -74,7 +74,6 @@ class SpreadStaging(Staging):
         self._send_search()
 
     def _new_client(self, paths: StagedPaths) -> StagingClient:
-        self._port = 0
         client = super()._new_client(paths)
         client.introduce(self._key.hex())
         self._send_lead(client)

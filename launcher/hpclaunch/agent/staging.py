@@ -63,7 +63,7 @@ class Staging(Adapter):
         self._number = 0  # of the newest request
         self._request: messages.Restore | messages.Flush | None = None  # not answered yet
         self._tried: set[tuple[str, ...]] = {()}  # what restores since the last round have avoided
-        self._has_begun = False  # something may be in memory
+        self._has_begun = False  # a restore is done, or a round saves in memory
         self._is_refused = False  # the next round saves on storage
         self._wait: Wait | None = None  # for the stager
         self._copies = Copies()
@@ -261,7 +261,7 @@ class Staging(Adapter):
         return []
 
     def _on_reply(self, reply: messages.Reply) -> list[events.Event]:
-        pending = 0 if self._request is None else self._request.id
+        pending = None if self._request is None else self._request.id
         match reply:
             case messages.Restored(id=number) if number == pending:
                 return self._begin(reply)
