@@ -26,9 +26,8 @@ OnSearched: TypeAlias = Callable[[messages.Searched], list[events.Event]]
 
 
 class SpreadStaging(Staging):
-    """Introduces this agent's stager to the others, and reports its state to the core. `key` is the
-    one by which the stagers of a launch know each other, and `identity` that of the launch (see
-    Allocation).
+    """Introduces this agent's stager to the others, and reports its state to the core. The stagers
+    of a launch know each other by `key`. `identity` is that of the launch (see Allocation).
     """
 
     def __init__(

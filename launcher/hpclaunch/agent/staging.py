@@ -57,7 +57,7 @@ class Staging(Adapter):
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
         self._directory: StageDirectory | None = None
         self._client: StagingClient | None = None
-        self._start_at = math.inf  # when to start the stager again
+        self._start_at = math.inf  # when to start another stager
         self._rounds: Rounds = ()
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 0  # of the newest request
@@ -184,8 +184,8 @@ class Staging(Adapter):
         return []
 
     def restore(self, avoid: tuple[str, ...], search: Search) -> bool:
-        """Restore, but none of `avoid` (paths), and then call `search`: none in memory can be used.
-        One node copies the newest checkpoint on storage into memory; several choose the newest in
+        """Have the stager restore a checkpoint, none of `avoid` (paths), and then call `search`. On
+        one node, it copies the newest on storage into memory; on several, it chooses the newest in
         memory or on storage. Return False if the same was tried since the last round.
         """
         if self.paths is None or avoid in self._tried:
@@ -257,7 +257,7 @@ class Staging(Adapter):
         return self._give_up(why) if self._is_ending else self._cannot_drain(why)
 
     def _cannot_drain(self, why: str) -> list[events.Event]:
-        """Continue without a stager until the next one is started."""
+        """Continue the round without a stager until the next one is started."""
         return []
 
     def _on_reply(self, reply: messages.Reply) -> list[events.Event]:
