@@ -16,7 +16,7 @@ from hpclaunch.agent.later_imports import AFTER, MODULES, LaterImports
 PACKAGE = Path(hpclaunch.__file__).parent
 # Imported during the start, if needed at all.
 NEEDED_AT_ONCE = {
-    "agent.stagers",
+    "agent.spread_staging",
     "agent.staging",
     "core.placement.mps_shares",
     "core.protocol.job_snapshot",  # together with the modules that make a snapshot

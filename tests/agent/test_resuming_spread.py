@@ -43,8 +43,8 @@ class Staging:
         self.is_late, self.waits = False, None  # a search that waits for the restore
 
     @property
-    def is_spread(self):
-        return self.paths is not None
+    def spread(self):
+        return None if self.paths is None else self
 
     def before_search(self, search, effect):
         self.asked.append(("restore", (), effect.agents))
@@ -62,8 +62,9 @@ class Staging:
         self.result = search()
         return True
 
-    def search(self, number):
+    def search(self, number, on_searched):
         self.asked.append(("search", number))
+        self.on_searched = on_searched
 
     def note_rounds(self, rounds, *, hurry):
         self.rounds = rounds
@@ -140,10 +141,10 @@ def test_between_two_rounds_the_stager_searches(resuming, staging, tmp_path):
     assert resuming.choose(effect) == []
     ((_, number),) = staging.asked
     assert staging.rounds[-1][1] == SETTLED
-    assert staging.on_found(Searched(number - 1, ())) == []
-    (chosen,) = staging.on_found(Searched(number, (found(path),)))
+    assert staging.on_searched(Searched(number - 1, ())) == []
+    (chosen,) = staging.on_searched(Searched(number, (found(path),)))
     assert (chosen.path, chosen.number, chosen.step) == (str(path), 7, 2)
-    assert staging.on_found(Searched(number, ())) == []
+    assert staging.on_searched(Searched(number, ())) == []
 
 
 def test_a_question_that_comes_during_a_restore_is_answered(resuming, staging, tmp_path):
@@ -154,7 +155,7 @@ def test_a_question_that_comes_during_a_restore_is_answered(resuming, staging, t
     resuming.choose(ChooseCheckpoint(number=5, is_last=True))
     (_, number) = staging.asked[-1]
     assert staging.waits is None
-    (chosen,) = staging.on_found(Searched(number, (found(path),)))
+    (chosen,) = staging.on_searched(Searched(number, (found(path),)))
     assert chosen.number == 5
 
 
@@ -163,7 +164,7 @@ def test_the_newest_for_the_status_is_the_stagers(resuming, staging, recorded, t
     resuming.seek_newest()
     assert resuming.seeks_newest
     ((_, number),) = staging.asked
-    assert staging.on_found(Searched(number, (found(path),))) == []
+    assert staging.on_searched(Searched(number, (found(path),))) == []
     assert not resuming.seeks_newest
     assert staging.newest == str(path)
     assert [type(fact) for fact in recorded] == [CheckpointSaved]
@@ -173,13 +174,13 @@ def test_a_search_that_has_failed_is_no_sign_of_a_lost_checkpoint(
     resuming, staging, recorded, tmp_path
 ):
     resuming.seek_newest()
-    staging.on_found(Searched(1, (found(tmp_path / "storage" / "step-2.pt"),)))
+    staging.on_searched(Searched(1, (found(tmp_path / "storage" / "step-2.pt"),)))
     resuming._newest_at = 0.0
     resuming.seek_newest()
-    assert staging.on_found(Searched(2, (), "n1: no answer")) == []
+    assert staging.on_searched(Searched(2, (), "n1: no answer")) == []
     assert [type(fact) for fact in recorded] == [CheckpointSaved]
     resuming.choose(ChooseCheckpoint(number=7, is_last=True))
-    (failed,) = staging.on_found(Searched(3, (), "n1: no answer"))
+    (failed,) = staging.on_searched(Searched(3, (), "n1: no answer"))
     assert isinstance(failed, events.SearchFailed)
     assert failed.number == 7
     assert failed.trouble.reason.endswith(": n1: no answer")

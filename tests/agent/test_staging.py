@@ -14,7 +14,8 @@ import pytest
 
 from hpclaunch.agent import staging as module
 from hpclaunch.agent.config import Checkpoints
-from hpclaunch.agent.staging import AGAIN, FIRST_NOTICE, Staging
+from hpclaunch.agent.stage_waits import FIRST_NOTICE
+from hpclaunch.agent.staging import AGAIN, Staging
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, FlushStage
 from hpclaunch.core.protocol.model import Job, Place
@@ -64,6 +65,7 @@ class Story:
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
         self.adapter = Staging(context, settings)
+        self.adapter.begin()
 
     @property
     def said(self):
@@ -268,8 +270,8 @@ def test_the_end_waits_for_the_copies_and_removes_the_directory(staging):
 def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
     staging.reply(messages.Draining("/s/ckpt/1.pt", 1 << 30, 3 << 30))
     staging.flush()
-    staging.adapter.update(staging.adapter._since + FIRST_NOTICE)
-    staging.adapter.update(staging.adapter._since + FIRST_NOTICE + 1.0)
+    staging.adapter.update(staging.adapter._wait.since + FIRST_NOTICE)
+    staging.adapter.update(staging.adapter._wait.since + FIRST_NOTICE + 1.0)
     lost = events.StageFlushed(("/s/ckpt/1.pt",), loses_checkpoint=True, number=5)
     assert staging.flushed("/s/ckpt/1.pt", why=FULL, checkpoint="/s/ckpt/1.pt") == [lost]
     assert staging.said[1:] == [
@@ -288,7 +290,7 @@ def test_a_checkpoint_with_files_of_several_saves_is_lost_with_the_job(staging):
 
 def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
     until = time.monotonic() + 100.0
-    staging.adapter.newest = "/s/ckpt/2.pt"
+    staging.adapter.note_newest("/s/ckpt/2.pt")
     staging.flush(until)
     assert staging.adapter.deadline() < until
     assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/2.pt",), True, 5)]
@@ -319,7 +321,7 @@ def test_ctrl_c_ends_a_wait_that_was_shown(staging, signum):
     assert staging.adapter.signalled(signum) == []  # the workers still run
     staging.flush()
     assert staging.adapter.signalled(signum) == []  # a second one for the workers
-    staging.adapter._since -= FIRST_NOTICE
+    staging.adapter._wait.since -= FIRST_NOTICE
     (flushed,) = staging.adapter.signalled(signum)
     assert flushed.lost == ("ckpt",)
 
@@ -349,5 +351,5 @@ def test_slurms_sigterm_limits_the_wait(tmp_path, monkeypatch):
         story.reply(RESTORED)
         story.flush()
         assert story.adapter.signalled(signal.SIGTERM) == []
-        left = story.adapter._until - time.monotonic()
+        left = story.adapter._wait.until - time.monotonic()
         assert left == pytest.approx(limit, abs=1.0)

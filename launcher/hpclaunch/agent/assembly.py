@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..core.control import Control
 from ..core.member.member import AgentStart
@@ -38,6 +39,9 @@ from .resuming import Resuming
 from .signalling import Signalling
 from .viewing import Viewing
 from .waiting import WaitOnTerminal
+
+if TYPE_CHECKING:
+    from .staging import Staging
 
 
 class Agent:
@@ -86,17 +90,7 @@ class Agent:
         output, last_words = Output(context), LastWords(logs)
         self._health = health = HealthWatch(context)
         self._sharing = sharing = GpuSharing(context)
-        staging = None
-        if config.checkpoints is not None and config.checkpoints.stage:
-            from .stagers import Stagers  # needed only with --stage
-            from .staging import Staging
-
-            stagers = None
-            if isinstance(network, Channels):
-                where = network.where
-                key = network.keys(where.index).stager_key
-                stagers = Stagers(key, where.identity, control)
-            staging = Staging(context, config.checkpoints, stagers)
+        staging = _staging(context, control, network)
         resuming = Resuming(context, health.look_at_checkpoints, staging)
         self._fork_server = fork_server = ForkServer(
             context, server, output, last_words, health, sharing, resuming
@@ -157,6 +151,24 @@ class Agent:
             return *shown, *workers, self._network
         # The fork server posts this agent's death notice at the port that the network has freed.
         return *shown, self._network, *workers
+
+
+def _staging(context: Context, control: Control, network: Adapter) -> Staging | None:
+    """Return the adapter of the stager, which has begun; None without --stage."""
+    settings = context.config.checkpoints
+    if settings is None or not settings.stage:
+        return None
+    from .spread_staging import SpreadStaging  # needed only with --stage
+    from .staging import Staging
+
+    if not isinstance(network, Channels):
+        staging = Staging(context, settings)
+    else:
+        where = network.where
+        key = network.keys(where.index).stager_key
+        staging = SpreadStaging(context, settings, key, where.identity, control)
+    staging.begin()
+    return staging
 
 
 def run(

@@ -38,6 +38,7 @@ from .context import Context
 
 if TYPE_CHECKING:  # needed only with --stage
     from ..system.staging.messages import Searched as FoundInMemory
+    from .spread_staging import SpreadStaging
     from .staged_paths import StagedPaths
     from .staging import Staging
 
@@ -65,8 +66,6 @@ class Resuming(Adapter):
     ) -> None:
         config = context.config
         self._staging = staging
-        if staging is not None:
-            staging.on_found = self._found_in_memory
         self._settings = config.checkpoints
         self._is_replaced = context.logs.is_replaced
         self._command = config.command
@@ -125,13 +124,13 @@ class Resuming(Adapter):
         return self._staging.flush(effect)
 
     def _lead(self, effect: effects.LeadStagers) -> None:
-        assert self._staging is not None, "the job stages"
-        self._staging.lead(effect)
+        if self._spread is not None:
+            self._spread.lead(effect)
 
     @property
-    def _is_spread(self) -> bool:
-        """Whether checkpoints are in the memory of several nodes."""
-        return self._staging is not None and self._staging.is_spread
+    def _spread(self) -> SpreadStaging | None:
+        """The adapter of the stager, if checkpoints are in the memory of several nodes."""
+        return None if self._staging is None else self._staging.spread
 
     def _found_in_memory(self, reply: FoundInMemory) -> list[events.Event]:
         """Note what the stager has found in the memory of all nodes."""
@@ -159,8 +158,8 @@ class Resuming(Adapter):
         """Note a round's start. If this agent chose its checkpoint, read new ones once saved."""
         self.look(None)
         self.ended()
-        if self._staging is not None:
-            self._staging.note_round(stages=part.stages)
+        if self._spread is not None:
+            self._spread.note_round(stages=part.stages)
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
         self._watch(on=self._chose)
         self._chose = False
@@ -198,14 +197,15 @@ class Resuming(Adapter):
         if self._staging is None:
             return search()
         self._search_number = self._stager_number = 0
-        if self._is_spread and not effect.agents:
-            self._staging.forget_search()  # an earlier question would replace this one
+        spread = self._spread
+        if spread is not None and not effect.agents:
+            spread.forget_search()  # an earlier question would replace this one
             self._note_question(effect)
             if effect.ended_well:
-                self._staging.note_rounds(self._rounds_to_judge, hurry=True)
+                spread.note_rounds(self._rounds_to_judge, hurry=True)
             self._number += 1
             self._stager_number, self._newest_number = self._number, 0
-            self._staging.search(self._number)
+            spread.search(self._number, self._found_in_memory)
             return []
         with contextlib.suppress(OSError):
             self._served()  # the process starts while the search waits
@@ -254,8 +254,8 @@ class Resuming(Adapter):
         self._look, self._seen, self._look_number, self._look_at = look, None, 0, math.inf
         if look is None:
             return []
-        if self._staging is not None:
-            self._staging.note_round(stages=look.staged)
+        if self._spread is not None:
+            self._spread.note_round(stages=look.staged)
         self._look_tries = TRIES
         return self._begin_look(look)
 
@@ -292,10 +292,10 @@ class Resuming(Adapter):
         if self._search_number or self._look_number or self._newest_number:
             return
         self._newest_at = now + NEWEST_AGAIN
-        if self._staging is not None and self._staging.is_spread:
+        if self._spread is not None:
             self._number += 1
             self._newest_number = self._number
-            self._staging.search(self._number)
+            self._spread.search(self._number, self._found_in_memory)
             return
         try:
             service = self._served()
@@ -460,7 +460,7 @@ class Resuming(Adapter):
             return False
         avoid = tuple(self._stored(each.path) for each in found if each.lacks in whys)
         is_found = bool(found) and found[-1].lacks is None
-        if is_found and not (avoid and self._is_spread):  # else other nodes may not have it
+        if is_found and not (avoid and self._spread):  # else other nodes may not have it
             return False
         self._search_tries = TRIES
         return self._staging.restore(avoid, self._begin_search)

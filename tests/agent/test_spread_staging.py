@@ -13,8 +13,8 @@ from test_staging import FD, Client
 
 from hpclaunch.agent import staging as module
 from hpclaunch.agent.config import Checkpoints
-from hpclaunch.agent.stagers import OTHERS, Stagers
-from hpclaunch.agent.staging import ENDS, Staging
+from hpclaunch.agent.spread_staging import OTHERS, SpreadStaging
+from hpclaunch.agent.staging import ENDS
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import Job, Origin, Place, StagerPlace, Trouble
 from hpclaunch.observe.console import messages as lines
@@ -39,9 +39,9 @@ class Story:
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
         self.control = SimpleNamespace(leads=leads, index=0, job=job)
-        stagers = Stagers(b"key", "identity", self.control)
         settings = Checkpoints("ckpt", (), "", "auto", str(base))
-        self.adapter = Staging(context, settings, stagers)
+        self.adapter = SpreadStaging(context, settings, b"key", "identity", self.control)
+        self.adapter.begin()
         listens = listens and self.adapter.paths is not None
         self.events = self.reply(messages.Listening(6000)) if listens else []
         if leads:
@@ -107,7 +107,7 @@ def test_before_each_round_the_leading_agent_restores(head):
     timing = head.control.job.timing
     lease = timing.vote_lease + timing.election
     assert head.requests("lead") == [("lead", 3, 0, "n0", lease, PEERS)]
-    for number in (2, 3):
+    for number in (1, 2):
         assert head.search() == []
         assert head.requests("restore")[-1] == ("restore", number, (), (0, 1))
         assert head.restored() == ["searched"]
@@ -148,15 +148,14 @@ def test_one_with_other_checkpoints_to_avoid_is_restored_as_well(head):
     head.search()
     head.restored()
     assert head.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
-    assert head.requests("restore")[-1] == ("restore", 3, ("ckpt/2.pt",), (0, 1))
+    assert head.requests("restore")[-1] == ("restore", 2, ("ckpt/2.pt",), (0, 1))
     assert not head.adapter.restore(("ckpt/2.pt",), lambda: ["again"])
 
 
 def test_between_two_restores_the_stager_searches(head):
     found = []
-    head.adapter.on_found = lambda reply: found.append(reply) or ["found"]
-    assert head.adapter.is_spread
-    head.adapter.search(8)
+    assert head.adapter.spread
+    head.adapter.search(8, lambda reply: found.append(reply) or ["found"])
     head.die()
     assert head.requests("search") == [("search", 8), ("search", 8)]
     assert head.reply(messages.Searched(7, ())) == []
