@@ -52,8 +52,7 @@ class Script:
         self.written: set[File] = set()
 
     def begin(self, stages: list[Path]) -> None:
-        """Choose the node of the first rank for a round."""
-        self._rng.shuffle(stages)
+        """Begin a round on these nodes. The first one has the first rank."""
         self._stages = stages
 
     def save(self, step: int) -> None:
@@ -160,7 +159,8 @@ class Job:
 
     def train(self, client: StagingClient) -> None:
         """Save for some time."""
-        self._script.begin([self.nodes.stage(index) for index in sorted(self.nodes.living)])
+        self._round = self._rng.sample(sorted(self.nodes.living), len(self.nodes.living))
+        self._script.begin([self.nodes.stage(index) for index in self._round])
         until = time.monotonic() + self._rng.uniform(0.3, 4)
         while time.monotonic() < until:
             self._step += 1
@@ -174,10 +174,13 @@ class Job:
             self._script.cut_short(self._step)
 
     def strike(self) -> None:
-        """Kill some nodes, and let some come back."""
+        """Kill some nodes, often the first rank's with its buddy. Let some come back."""
         nodes, rng = self.nodes, self._rng
-        most = min(len(nodes.living) - 1, rng.choice((0, 1, 1, 1, 2)))
-        for index in rng.sample(sorted(nodes.living), most):
+        first = self._round[0]
+        from_first = sorted(nodes.living, key=lambda index: (index < first, index))
+        anywhere = rng.sample(from_first, len(from_first))
+        most = min(len(nodes.living) - 1, rng.choice((0, 1, 1, 2)))
+        for index in rng.choice((from_first, anywhere))[:most]:
             nodes.lose(index)
             self.kills += 1
         self._drained = max(self._drained, self._stored())
