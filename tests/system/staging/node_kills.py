@@ -112,10 +112,11 @@ class Shards(Script):
         made = self._stages[0].parent / "made.tmp"
         _dcp(made, step, len(self._stages), self._rng.choice(SIZES))
         files = {f"last/{name}": each for name, each in picture(made).items()}
-        names = sorted(files, reverse=True)  # the metadata comes last
+        names = sorted(files, reverse=True)  # the metadata comes last, on the first node
+        # Shards may be 2 s newer than their metadata, and these saves are not so far apart.
         (self._stages[0] / "last" / ".metadata").unlink(missing_ok=True)
         for at, name in enumerate(names[:most]):
-            stage = self._stages[(at + 1) % len(self._stages)]
+            stage = self._stages[(at + 1 - len(names)) % len(self._stages)]
             (stage / "last").mkdir(exist_ok=True)
             shutil.copyfile(made / Path(name).name, stage / name)
         self.written.update(files.items())
@@ -263,6 +264,7 @@ def _steady(look: Callable[[], T]) -> T:
 
 
 def _keys(files: Iterable[File]) -> set[str]:
+    """Return the paths of the checkpoints with these files."""
     return {name.partition("/")[0] for name, _ in files}
 
 
