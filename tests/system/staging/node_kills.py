@@ -146,8 +146,8 @@ class Job:
         client = self.nodes.lead(self._leader)
         self.restores += 1
         client.restore(self.restores, nodes=tuple(sorted(self.nodes.living)))
-        restored = wait_for(client, messages.Restored)
-        assert isinstance(restored, messages.Restored), "the stager that leads was lost"
+        restored = wait_for(client, (messages.Restored, messages.Refused))
+        assert isinstance(restored, messages.Restored), restored or "the leading stager was lost"
         self.fetched += restored.fetched > 0
         newest = {self._newest(self.nodes.stage(index)) for index in self.nodes.living}
         assert len(newest) == 1, f"the nodes resume from several steps: {newest}"
@@ -196,9 +196,9 @@ class Job:
         client = self.nodes.lead(self._leader)
         client.flush(1)
         flushed = wait_for(client, messages.Flushed)
-        assert isinstance(flushed, messages.Flushed), "the stager that leads was lost"
+        assert isinstance(flushed, messages.Flushed), "the leading stager was lost"
         mixed = flushed.mixed if self._script.may_mix else ()
-        assert flushed == messages.Flushed(1, (), "", mixed=mixed)
+        assert flushed == messages.Flushed(1, (), "", mixed=mixed), flushed
         assert self._newest(self.nodes.storage) >= self._promised, "storage went back"
 
     def _stored(self) -> int:
