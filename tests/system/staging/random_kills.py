@@ -45,15 +45,15 @@ class Script(threading.Thread):
             self.versions.append(picture(self._stage))
 
 
-def wait_for(client: StagingClient, kind: type, limit: float = 60.0) -> object:
-    """Return the next reply of this kind; None if the process is lost."""
+def wait_for(client: StagingClient, kind: type | tuple[type, ...], limit: float = 60.0) -> object:
+    """Return the next reply of a kind; None if the process is lost."""
     until = time.monotonic() + limit
     while time.monotonic() < until and not client.lost:
         if select.select([client], [], [], 0.1)[0]:
             for reply in client.replies():
                 if isinstance(reply, kind):
                     return reply
-    assert client.lost, f"no {kind.__name__}"
+    assert client.lost, f"no {kind}"
     return None
 
 
