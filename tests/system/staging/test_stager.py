@@ -996,6 +996,27 @@ def test_a_deleted_checkpoint_whose_memory_is_needed_is_given_up(node, stager, m
     assert not stager.draining.has_pauses
 
 
+def test_one_that_is_deleted_once_all_of_it_is_copied_reaches_storage(node, stager, monkeypatch):
+    """Only its last file has to be written to the disk, which may take long."""
+    write(node.stage / "step-1.pt", 1)
+    finish, todo = copying._finish, [True]
+
+    def finish_late(path, each):
+        if todo:
+            todo.clear()
+            (node.stage / "step-1.pt").unlink()
+            stager.looking.due = 0.0
+            while not stager.looking.due:
+                time.sleep(0.01)
+            time.sleep(0.2)  # until that look has ended
+        finish(path, each)
+
+    monkeypatch.setattr(copying, "_finish", finish_late)
+    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    stager.work()
+    assert os.listdir(node.storage) == ["step-1.pt"]
+
+
 def test_a_flush_makes_a_running_drain_urgent(node):
     stager = node.stager()
     stager.requests.is_hurried = False

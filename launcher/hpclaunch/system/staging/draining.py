@@ -304,7 +304,7 @@ class Draining:
         is_deleted = all(
             (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
         )
-        if is_deleted and self._nodes.lack(contents)[0]:
+        if is_deleted and done < contents.size and self._nodes.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
