@@ -373,6 +373,9 @@ class Staging(Adapter):
             self._record(StageBegan(self._host, where, stage, words, *copied))
         if reply.fetched:
             self._record(StageFetched(self._host, reply.fetched, reply.seconds))
+        if self._is_refused and self._stagers is None:  # meanwhile, so this round saves on storage
+            self._begin_flush()
+            return []
         return self._released()
 
     @property
