@@ -151,6 +151,16 @@ def test_if_room_is_short_later_the_next_round_waits_until_all_is_on_storage(sta
     assert (staging.adapter.paths, staging.search()) == (None, ["searched"])
 
 
+def test_if_room_is_short_during_a_restore_that_round_waits_for_storage_too(staging):
+    staging.adapter.restore(("ckpt/step-2.pt",), lambda: ["searched"])
+    number = staging.adapter._number
+    assert staging.reply(messages.NoRoom("no room")) == []
+    assert staging.reply(messages.Restored(number, "ckpt/step-1.pt", 1, 0.1)) == []
+    assert staging.requests[-1] == "flush"
+    assert staging.flushed() == ["searched"]
+    assert staging.adapter.paths is None
+
+
 def test_and_what_cannot_be_written_stays_in_memory(staging):
     staging.reply(messages.NoRoom("no room"))
     staging.search()

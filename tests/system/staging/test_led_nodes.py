@@ -865,6 +865,28 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]
 
 
+def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):
+    """Its connection is lost first, and another node is still copying then."""
+    stager = nodes.lead()
+    for rank in (0, 1):
+        write(nodes.stages[rank + 1] / f"ep0-ba1-rank{rank}.pt", 1, more=os.urandom(3 << 20))
+    for index, peer in stager.nodes.peers.items():
+
+        def copying(order, index=index, ask=peer.ask):
+            if not isinstance(order, Copy):
+                return ask(order)
+            call = Call()
+            if index == 1:
+                call.set_exception(ConnectionResetError(errno.ECONNRESET, "connection lost", "n1"))
+                threading.Timer(0.5, nodes.lose, [1]).start()
+            return call
+
+        monkeypatch.setattr(peer, "ask", copying)
+    stager.work()
+    assert not nodes.sent(messages.DrainFailed)
+    assert stager.draining.failed[0] == ""  # it is tried again at once
+
+
 def two_ranks(nodes, step):
     """Save a checkpoint of which each of two nodes has a file. Its format shows neither."""
     for rank in (0, 1):

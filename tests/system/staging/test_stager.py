@@ -457,6 +457,27 @@ def test_checkpoints_of_an_earlier_launch_are_kept_under_another_name(node, stag
     assert newest(node.storage) == (str(node.storage / "step-2.pt"), [])
 
 
+def test_an_older_one_that_reaches_storage_later_is_new_enough_too(node, stager):
+    """The script has deleted the newest one as well, which was not its best."""
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    write(node.stage / "step-2.pt", 2)
+    write(node.stage / "step-3.pt", 3)
+    drain = stager.draining.drain
+
+    def drain_and_delete(found, contents, all_found):
+        why = drain(found, contents, all_found)
+        for name in ("step-1.pt", "step-3.pt"):
+            (node.stage / name).unlink(missing_ok=True)
+        return why
+
+    stager.draining.drain = drain_and_delete
+    stager.work()
+    assert names(node.storage) == ["step-1.pt", "step-3.pt"]
+    stager.work()
+    assert names(node.storage) == ["step-2.pt", "step-3.pt"]
+
+
 def test_a_higher_step_of_an_earlier_launch_is_no_reason_to_delete(node, stager, monkeypatch):
     write(node.storage / "step-1000.pt", 1000)
     date(node.storage / "step-1000.pt", 1000)
@@ -994,6 +1015,27 @@ def test_a_deleted_checkpoint_whose_memory_is_needed_is_given_up(node, stager, m
     stager.work()
     assert os.listdir(node.storage) == []
     assert not stager.draining.has_pauses
+
+
+def test_one_that_is_deleted_once_all_of_it_is_copied_reaches_storage(node, stager, monkeypatch):
+    """Only its last file has to be written to the disk, which may take long."""
+    write(node.stage / "step-1.pt", 1)
+    finish, todo = copying._finish, [True]
+
+    def finish_late(path, each):
+        if todo:
+            todo.clear()
+            (node.stage / "step-1.pt").unlink()
+            stager.looking.due = 0.0
+            while not stager.looking.due:
+                time.sleep(0.01)
+            time.sleep(0.2)  # until that look has ended
+        finish(path, each)
+
+    monkeypatch.setattr(copying, "_finish", finish_late)
+    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    stager.work()
+    assert os.listdir(node.storage) == ["step-1.pt"]
 
 
 def test_a_flush_makes_a_running_drain_urgent(node):

@@ -23,21 +23,21 @@ class Deletion:
         self._launch, self._nodes = launch, nodes
         self._storage, self._record = launch.storage, launch.record
         self._kept: set[str] = set()  # deleted by the script, but still needed on storage
-        self._newest = 0  # as of the last look at storage
+        self._drains = 0  # as of the last look at storage
 
-    def rotate(self, rounds: RoundTimes, newest: int) -> Iterator[str]:
+    def rotate(self, rounds: RoundTimes, drains: int) -> Iterator[str]:
         """Delete on storage what the script has deleted, if storage has a later checkpoint of this
-        launch that is complete. Yield the keys of what is deleted. `newest` is the time of the
-        newest one that was drained: nothing is done until that or the deleted ones change.
+        launch that is complete. Yield the keys of what is deleted. `drains` is the number of
+        drains so far: nothing is done until that or the deleted ones change.
         """
         if not os.path.isdir(self._launch.root):  # somebody has deleted all of it
             return
         moved = self._record.moved
         vanished = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
         deleted = self._nodes.deleted(vanished)
-        if deleted <= self._kept and newest == self._newest:
+        if deleted <= self._kept and drains == self._drains:
             return
-        self._kept, self._newest = deleted, newest
+        self._kept, self._drains = deleted, drains
         owners = {name: key for key, names in moved.items() for name in names}
         with contextlib.suppress(OSError):  # tried again after the next drain
             found = [

@@ -55,6 +55,7 @@ class Draining:
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.newest = 0  # the time of the newest one that was drained
+        self.number = 0  # of drains so far
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
         self._is_swept = False
         self._term = 0  # then
@@ -111,7 +112,7 @@ class Draining:
 
     def note_drained(self, contents: Contents) -> None:
         self._drained[contents.key] = contents.identity
-        self.newest = max(self.newest, contents.time)
+        self.newest, self.number = max(self.newest, contents.time), self.number + 1
 
     def forget(self, keys: Iterable[str]) -> None:
         """Note that these checkpoints were deleted on storage."""
@@ -304,7 +305,7 @@ class Draining:
         is_deleted = all(
             (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
         )
-        if is_deleted and self._nodes.lack(contents)[0]:
+        if is_deleted and done < contents.size and self._nodes.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 

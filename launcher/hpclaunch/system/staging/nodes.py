@@ -360,7 +360,9 @@ class Nodes(OneNode):
             os.utime(drafted)  # else another launch would take it for abandoned
             both(mine, TICK)
 
-        for why in self.wait(calls, {node: calls.keys() for node in calls}, meanwhile).values():
+        failed = self.wait(calls, {node: calls.keys() for node in calls}, meanwhile).values()
+        # A node that is lost explains the failures of others, and is no trouble with storage.
+        for why in sorted(failed, key=lambda each: not isinstance(each, LostError)):
             if isinstance(why, FileNotFoundError):
                 raise LostError("the script has deleted it") from why
             if isinstance(why, GivenUpError) and not isinstance(why, LostError):

@@ -192,7 +192,7 @@ class Stager:
 
     def _rotate(self) -> None:
         """Delete on storage what the script has deleted, if it is not needed any more."""
-        self.draining.forget(self.deletion.rotate(self.requests.rounds, self.draining.newest))
+        self.draining.forget(self.deletion.rotate(self.requests.rounds, self.draining.number))
 
     # The end
 
