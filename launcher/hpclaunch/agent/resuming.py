@@ -70,7 +70,7 @@ class Resuming(Adapter):
         self._is_replaced = context.logs.is_replaced
         self._command = config.command
         self._record = context.record
-        self._suggests = config.checkpoints is None  # suggest one at the first restart
+        self._suggests = config.checkpoints is None  # suggest a directory at the first restart
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
         self._searched = ""  # the directory in which it searches
@@ -155,7 +155,9 @@ class Resuming(Adapter):
     # Rounds
 
     def began(self, part: Assignment) -> None:
-        """Note a round's start. If this agent chose its checkpoint, read new ones once saved."""
+        """Note a round's start. If this agent has chosen the round's checkpoint, have each new one
+        read as soon as it is saved.
+        """
         self.look(None)
         self.ended()
         if self._spread is not None:
@@ -199,7 +201,7 @@ class Resuming(Adapter):
         self._search_number = self._stager_number = 0
         spread = self._spread
         if spread is not None and not effect.agents:
-            spread.forget_search()  # an earlier question would replace this one
+            spread.forget_search()  # else an earlier question would later replace this one
             self._note_question(effect)
             if effect.ended_well:
                 spread.note_rounds(self._rounds_to_judge, hurry=True)
@@ -451,16 +453,17 @@ class Resuming(Adapter):
         return [events.CheckpointSeen(seen)]
 
     def _restores(self, searched: Searched) -> bool:
-        """Return whether a checkpoint is being copied from storage into memory, and then searched
-        for: none in memory can be used. The job may have to avoid those that are there, or a kill
-        has cut short the only one.
+        """Begin a restore if no checkpoint in memory can be used: the job must avoid those that are
+        there, or a kill has cut the only one short. Return whether a restore has begun; another
+        search follows it.
         """
         found, whys = searched.found, self._avoid.values()
         if self._staging is None or self._is_last:
             return False
         avoid = tuple(self._stored(each.path) for each in found if each.lacks in whys)
         is_found = bool(found) and found[-1].lacks is None
-        if is_found and not (avoid and self._spread):  # else other nodes may not have it
+        # If newer ones are avoided, other nodes may not have the one that was found here.
+        if is_found and not (avoid and self._spread):
             return False
         self._search_tries = TRIES
         return self._staging.restore(avoid, self._begin_search)

@@ -41,7 +41,7 @@ class SpreadStaging(Staging):
         self._port = 0  # where the stager listens; 0: it does not yet
         self._refused = ""  # why no script can save in memory here; "": it can
         self._reported = events.StagerFound()
-        self._led: effects.LeadStagers | None = None  # this agent leads the job, and its stager
+        self._led: effects.LeadStagers | None = None  # the last one; None: this agent does not lead
         self._agents: tuple[int, ...] = ()  # those that need the checkpoint
         self._is_first = False  # no round has begun on any node
         self._search_number = 0  # of the pending search by the stager, or 0
@@ -148,14 +148,17 @@ class SpreadStaging(Staging):
             self._client.search(self._search_number)
 
     def note_round(self, *, stages: bool) -> None:
-        """Note where the next round saves. If on storage, leave memory: the head has flushed it."""
+        """Note where the next round saves. If on storage, give up the staging directory: all that
+        was in it has been flushed.
+        """
         self._has_begun |= stages
         if not stages:
             self._leave()
             self._remove_meanwhile()
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
-        return self._flush(effect)  # other nodes may have something in memory
+        # Even if no round has saved here: other nodes may have files in memory.
+        return self._flush(effect)
 
     # Replies
 
@@ -192,7 +195,8 @@ class SpreadStaging(Staging):
     def _flushed(self, reply: messages.Flushed) -> list[events.Event]:
         search = None if self._wait is None else self._wait.search
         if reply.missing and search is not None and self.restore((), search):
-            return []  # the next round needs on each node what could not be copied
+            # Files that are missing on storage must be in the memory of each node of the round.
+            return []
         return super()._flushed(reply)
 
     @property

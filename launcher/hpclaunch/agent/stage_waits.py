@@ -82,7 +82,7 @@ class Copies:
         self._stored = path
 
     def note_failed(self, failed: messages.DrainFailed) -> bool:
-        """Return whether the last copy has not failed for the same reason."""
+        """Note a failure. Return whether it is new: the last copy did not fail for this reason."""
         is_new = self._failed is None or self._failed.why != failed.why
         self.current, self._failed = None, failed
         return is_new

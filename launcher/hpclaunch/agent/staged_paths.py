@@ -14,8 +14,8 @@ from ..core.protocol.values import value
 
 
 def aliases(storage: str, words: Iterable[str]) -> tuple[str, ...]:
-    """Return other absolute paths of the directory that these words of the script's arguments have,
-    through links, or without them. This asks the file system.
+    """Return the other absolute paths of `storage` that these words of the script's arguments use;
+    they differ from it by symbolic links. This asks the file system.
     """
     real = os.path.realpath(storage)
     found: set[str] = set()

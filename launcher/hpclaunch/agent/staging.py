@@ -62,7 +62,7 @@ class Staging(Adapter):
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 0  # of the newest request
         self._request: messages.Restore | messages.Flush | None = None  # not answered yet
-        self._tried: set[tuple[str, ...]] = {()}  # what restores since the last round have avoided
+        self._tried: set[tuple[str, ...]] = {()}  # `avoid` of each restore since the last round
         self._has_begun = False  # a restore is done, or a round saves in memory
         self._is_refused = False  # the next round saves on storage
         self._wait: Wait | None = None  # for the stager
@@ -159,7 +159,7 @@ class Staging(Adapter):
         """Note the rounds so far. `hurry`: copy at full speed, since the last one is ending."""
         self._rounds, self._hurries = rounds, hurry
         if not hurry:
-            self.skipped, self._tried = (), set()  # the round that has begun has named them
+            self.skipped, self._tried = (), set()  # the round's beginning has reported `skipped`
         if self._client is not None:
             self._client.rounds(rounds, hurry=hurry)
 

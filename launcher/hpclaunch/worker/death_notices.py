@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 LONGEST = 512  # bytes of an answer
-_QUESTION = b"\xff?"  # begins each question, before 8 bytes, and no greeting of ZeroMQ
+_QUESTION = b"\xff?"  # the first 2 of a question's 10 bytes; no real greeting has a "?" there
 _WORDS = "hpclaunch: dead:"
 
 

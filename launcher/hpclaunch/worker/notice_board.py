@@ -22,7 +22,7 @@ MOST = 64  # connections at once
 
 
 class NoticeBoard:
-    """The notice, which is b"" while there is none to post, as for an agent that ends in order."""
+    """The board. Its `notice` is b"" if there is none to post, as when the agent ends normally."""
 
     def __init__(self) -> None:
         self.port, self.notice, self.secret, self.release = 0, b"", b"", b""

@@ -37,7 +37,7 @@ class StepNotices:
         self._progress, self._workers, self._report = progress, workers, report
         self._signum = 0  # of the last notice that was offered
         self._step = 0  # of the same
-        # The number of the last notice that was given; 0: none was, or it was reported as the last.
+        # The number of the last notice that was given; 0: none, or `report_end` reported it.
         self._given = 0
         self._given_step = 0  # its step
         self._given_to: set[int] = set()  # the ranks that had not ended by then
@@ -90,8 +90,8 @@ class StepNotices:
         """Send the signal to a worker that does not raise it itself. Return False if the worker
         has no handler for the signal that the notice names, and does not ask for notices.
 
-        A worker at its end has no handlers any longer, perhaps because of that signal: a handler
-        that it had counts."""
+        A worker that is ending, perhaps because of that signal, has no handlers any longer. So a
+        handler that it had before counts, too."""
         if its is not None and alive(its.number(layout.WRITER)):
             pid = its.number(layout.WRITER)
         if self._signum and not catches(pid, self._signum):
@@ -103,7 +103,8 @@ class StepNotices:
         if signum:
             if its is not None:
                 its.numbers[layout.TAKEN] = number
-            signal_all((pid,), signum)  # it may be no child of this process, and have just ended
+            # The process need not be a child of the fork server, and may have just ended.
+            signal_all((pid,), signum)
         return True
 
     def look(self) -> None:
@@ -113,8 +114,8 @@ class StepNotices:
             self._is_awaited = False
 
     def report_end(self) -> None:
-        """Report it if the workers, which all have ended, have ended with the step of the notice.
-        Call this before the leftovers of the workers are looked at."""
+        """Report it if no worker has begun a step after that of the notice. Call this once all
+        workers have ended, and before their leftovers are looked at."""
         self.look()
         if self._given and self.was_last:
             self._report(Taken(self._given, last=True))

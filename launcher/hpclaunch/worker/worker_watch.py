@@ -25,7 +25,8 @@ from .sampler import Sampler
 from .vitals import VitalSigns
 from .workers import Workers
 
-# The steps to an answer: each yields how many seconds to wait for the next, and the last its body.
+# The steps to an answer: each yields the seconds to wait until the next one; the last yields the
+# body of the answer.
 Steps: TypeAlias = Iterator[float | dict[str, Any]]
 
 

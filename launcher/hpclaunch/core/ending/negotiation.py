@@ -1,8 +1,8 @@
 """The negotiation about the step before which all ranks of a round take a notice.
 
     head:   offers a step in its orders (`StepNotice`)
-    agents: report whether their ranks accept it (`NoticeAnswer`): none has begun that step, and
-            one that reaches it waits
+    agents: accept it if none of their ranks has begun that step, and report that
+            (`NoticeAnswer`); from then on, a rank that reaches the step waits
     head:   offers a later step if one agent does not accept; gives the notice if all accept
     agents: have their ranks take it, and report it `given`, then `taken` by all ranks
 
@@ -64,7 +64,7 @@ class Negotiation:
         self.try_at = -math.inf  # when there may be another offer
         self._offered_at = 0.0
         self._ahead = 1  # steps from `_most` to the next offer
-        self._most = 0  # steps that a rank is known to have begun
+        self._most = 0  # the most steps that any rank is known to have begun
         self._apart = False  # the ranks do not make their steps together
         self._waits_since = math.inf  # for ranks that have no optimizer yet
         self.is_stepping = False  # the ranks that have agreed have an optimizer
@@ -147,8 +147,8 @@ def last_answers(peers: Sequence[Agent]) -> list[NoticeAnswer | None]:
 
 
 def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
-    """Return the answers to this offer of all agents that have workers left; None while one has not
-    answered, or if there is none.
+    """Return the answers to this offer of all agents that have workers left; None while one of
+    them has not answered, or if no agent has workers left.
     """
     found = []
     for answer in last_answers(with_workers(current)):
@@ -174,7 +174,7 @@ class Offers:
         self._offered: StepNotice | None = None  # until it is withdrawn
         self._given = 0  # the number of the last notice that was given
         self._taken = 0  # the number of the last notice that was taken
-        self._last = False  # the workers have ended at its step
+        self._last = False  # the workers have taken that notice and ended, without another step
         self._unheard = 0  # the number of the last notice whose signal no worker handles
 
     def obey(self, notice: StepNotice | None) -> list[Effect]:

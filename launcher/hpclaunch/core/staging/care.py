@@ -88,7 +88,7 @@ class Care:
     def __init__(self, leader: int) -> None:
         """`leader` is the node of this stager."""
         self._leader = leader
-        self._making_safe: Manifest | None = None  # finished before a newer one is begun
+        self._making_safe: Manifest | None = None  # being copied to buddies
         self._keeping: set[int] = set()  # nodes that have not answered a Keep
         self._last: dict[int, LastLook] = {}  # by node
         self._found: set[str] = set()  # the generations of the last look
@@ -101,7 +101,8 @@ class Care:
             if not event.is_done:
                 self._making_safe = None
             return []
-        # The looks at several nodes are not simultaneous, so they may show a mixture once.
+        # The looks at several nodes are not simultaneous, so one may show files of two saves as one
+        # checkpoint. So a checkpoint counts only once two looks in a row have shown it.
         found = [m for m in event.found if m.generation in self._found]
         holdings, self._found = event.holdings, {m.generation for m in event.found}
         self._keeping &= {h.node for h in holdings}
@@ -127,8 +128,8 @@ class Care:
     def _drop(
         self, newest: Manifest, found: Sequence[Manifest], holdings: Sequence[Holding]
     ) -> list[Effect]:
-        """Keep two generations at most: the one that is being copied and, until it is complete, the
-        newest of which all needed files are kept.
+        """Drop all kept generations but two at most: `newest` and, until that is safe, the newest
+        other one of which every needed file is kept.
         """
         retained = {newest.generation}
         effects: list[Effect] = []
@@ -150,7 +151,9 @@ class Care:
     def _keep(
         self, newest: Manifest, holdings: Sequence[Holding], dropping: Collection[int]
     ) -> list[Effect]:
-        """Have the buddies keep a generation. A node that drops another one does that first."""
+        """Have the buddies keep a generation. A node that has to drop another one begins to keep
+        this one only after the next look.
+        """
         by_node: dict[int, list[Transfer]] = {}
         for transfer in keeping(newest, holdings):
             if transfer.node not in self._keeping and transfer.node not in dropping:
@@ -161,8 +164,9 @@ class Care:
     # What is in the staging directories
 
     def _drop_fetched(self, newest: Manifest, holdings: Sequence[Holding]) -> list[Effect]:
-        """Drop what was restored, except where scripts look for it: at the first rank, which has
-        saved the decisive file, and at the leader, whose agent searches for checkpoints.
+        """Drop restored files once a newer checkpoint is safe, except on two nodes: the one that
+        has saved the decisive file, whose script may look for them, and the leader's, whose agent
+        searches for checkpoints.
         """
         users = {self._leader, newest.decisive_file.owner}
         effects: list[Effect] = []
@@ -200,8 +204,8 @@ class Care:
 
     def _gone(self, holding: Holding) -> dict[str, Manifest]:
         """Return the checkpoints that the script has deleted on this node: the node had the
-        decisive file at the last look, has none of its files now, and was not restored in between.
-        Files of a lost node do not count as deleted.
+        decisive file at the last look, has no file of the checkpoint now, and no restore was
+        completed in between. Files of a lost node do not count as deleted.
         """
         last = self._last.get(holding.node, LastLook(holding.settled))
         if last.settled != holding.settled:
@@ -216,8 +220,8 @@ class Care:
         }
 
     def _seen(self, holding: Holding, found: Sequence[Manifest]) -> LastLook:
-        """Return what to look for at the next look. A checkpoint may be incomplete by then, if
-        another node is lost.
+        """Return what to compare with at the next look. It includes checkpoints of the last look
+        that are incomplete by now, since another node may have been lost.
         """
         last = self._last.get(holding.node, LastLook(holding.settled))
         seen = {}

@@ -8,7 +8,7 @@ from .generations import Holding, Manifest, Settled
 
 
 def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
-    """Return which node shows its file in the view, by the name of the file.
+    """Return, for each file name, the node whose file of this name the view shows.
 
     Nodes that took part in the last restore come before others: a node that was cut off may return
     with old files. Files that were saved since come before restored ones.
@@ -29,12 +29,12 @@ def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
 def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Manifest]:
     """Return the checkpoints of the view that may have files of several saves.
 
-    A node may have older files than the one that has written these names since. If that is lost, or
-    its script deletes them, the view shows the older ones. So a checkpoint counts if one of these
-    holds:
-    - It is known, since it was restored or is kept.
-    - All of its files were saved since the last restore, or none of them was.
-    - Its files from before the restore are unchanged on all nodes of the round, and no node of the
+    Two nodes may have files of one name, from different saves. If the node with the newer file is
+    lost, or its script deletes that file, the view shows the older one. A checkpoint that was
+    restored or is kept is no mixture. Any other may be one, unless all of its needed files are on
+    nodes that have recorded the last restore, and one of these holds:
+    - All of them were saved since the last restore, or none of them was.
+    - Those from before the restore are unchanged on all nodes of the round, and no node of the
       round is lost.
     """
     last = max((h.settled for h in holdings), key=lambda s: s.number, default=Settled())
@@ -101,8 +101,8 @@ def outdated(
     chosen: Manifest | None, found: Sequence[Manifest], holdings: Sequence[Holding]
 ) -> dict[int, frozenset[str]]:
     """Return, by node, the files to remove after a restore, so that a search there finds the chosen
-    generation and nothing newer: files that the view does not show as they are, the decisive files
-    of mixtures, and other files of the chosen checkpoint.
+    generation and nothing newer: files of which the view shows another version, the decisive files
+    of mixtures, and files in the chosen checkpoint's directories that are not part of it.
 
     `found` and `holdings` are those from which the generation was chosen.
     """

@@ -10,7 +10,7 @@ from ..protocol.values import value
 from .files import StagedFile
 from .generations import Holding, Manifest
 
-GIVES = 2  # the most that a node sends in one wave, in sizes of the generation
+GIVES = 2  # times the size of the generation: the most that a node sends in one wave
 
 
 @value(frozen=True)
@@ -42,9 +42,9 @@ def buddies(hosts: Mapping[int, str]) -> dict[int, int]:
 def restoring(
     manifest: Manifest, holdings: Sequence[Holding], nodes: Collection[int]
 ) -> list[Transfer]:
-    """Return the next wave of copies after which `nodes` have the generation in their staging
-    directories, the decisive file last. Call it again with new holdings until it returns []; then
-    all nodes have every file that some node has.
+    """Return the next wave of the copies that bring the generation into the staging directories of
+    `nodes`, the decisive file last. Call it again with new holdings until it returns []; then all
+    nodes have every file that some node has.
 
     A node gives away only so much in one wave. The rest is fetched in the next wave, from all that
     have it by then.

@@ -27,7 +27,7 @@ AGAIN = 10.0  # seconds until a node is to keep something again, after an error 
 
 
 class Loan(NamedTuple):
-    """Files that a node holds since others fetch them."""
+    """Files that a node holds because others fetch them."""
 
     receivers: frozenset[int] = frozenset()  # the nodes that fetch
     size: int = 0  # bytes
@@ -67,7 +67,8 @@ class Caring:
         nodes = self._nodes
         if self._care is None:
             self._care = Care(nodes.index)
-            self._loans = dict.fromkeys(nodes.inventories, Loan())  # for another leader
+            # The last leader may have left loans. Empty ones have the nodes release those.
+            self._loans = dict.fromkeys(nodes.inventories, Loan())
         while self._ended:
             self._care.handle(self._ended.pop())
         # Drop first: it makes room.
@@ -97,8 +98,8 @@ class Caring:
                     self._drop(node, names)
 
     def _lend(self, keeps: Sequence[Keep]) -> None:
-        """Have nodes hold what others fetch from them: the script may delete it. They release a
-        file once all receivers have it, or when the next save needs the room.
+        """Have nodes hold what others fetch from them: the script may delete it. A node releases
+        its files once no receiver fetches any longer, or when the next save needs the room.
         """
         nodes, entries = self._nodes, defaultdict[int, list[StagedFile]](list)
         before, self._loans = self._loans, {}
@@ -145,7 +146,7 @@ class Caring:
         self._nodes.by_script.add(effect.manifest.key)  # it may just be on its way to storage
 
     def _drop(self, node: int, fetched: Collection[str]) -> None:
-        """Drop fetched files of checkpoints; the script may have opened others, to append."""
+        """Drop fetched files, but only those of checkpoints: the script may append to others."""
         restored = self._nodes.restored
         found = (e for e in self._nodes.inventories[node].entries if e.name in fetched)
         self._nodes.delete_at({node: [e for e in found if is_part(e.name, restored)]}, restored)

@@ -88,7 +88,7 @@ class Contents:
     """All that belongs to one checkpoint."""
 
     key: str  # the path of the checkpoint; of several files, that of the first rank
-    moved: tuple[str, ...]  # the paths that appear on storage at once, the decisive one last
+    moved: tuple[str, ...]  # the paths to rename into place on storage, the decisive one last
     items: tuple[StagedFile, ...]  # below these paths, the decisive file last
     essential: frozenset[str]  # the files that may not change while they are copied
     decisive: str
@@ -164,9 +164,9 @@ def _of_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
 def notes(
     root: str, key: str, candidates: Sequence[CheckpointCandidate], absent: Collection[str]
 ) -> list[StagedFile]:
-    """Return the small files and the links beside a checkpoint: among them are trackers that name
-    the newest one, such as `latest`. Those that name a checkpoint which is `absent` on storage are
-    left out. Raises OSError.
+    """Return the small files beside a checkpoint, and the links there that point into it: among
+    them are trackers that name the newest one, such as `latest`. Files that name another checkpoint
+    which is `absent` on storage are left out. Raises OSError.
     """
     if key == HERE:
         return []
@@ -190,7 +190,9 @@ def notes(
 
 
 def names_any(path: str, candidates: Iterable[CheckpointCandidate]) -> bool:
-    """Return whether a file has only the name or the step of one of these. Raises OSError."""
+    """Return whether a file has nothing but the name, path or step of one of these. Raises
+    OSError.
+    """
     with open(path, "rb") as file:
         text = os.fsdecode(file.read(NOTE)).strip()
     names = {word for c in candidates for word in (c.name, str(c.step.value) if c.step else "")}

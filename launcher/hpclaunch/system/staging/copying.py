@@ -19,8 +19,8 @@ THREADS = 8  # since a parallel file system is slow for a single one
 
 T = TypeVar("T")
 
-# Called with the bytes that are copied so far, and the seconds that the last of them took: 0 while
-# the next ones are copied. Returns how many threads copy the next ones.
+# Called before each batch with the bytes that are copied so far and the seconds that the last batch
+# took, and repeatedly during a batch, with 0 seconds. Returns how many threads copy the next batch.
 Between = Callable[[int, float], int]
 
 

@@ -46,7 +46,7 @@ class Deletion:
             ]
             staying = moved.keys() - deleted
             times = (f.candidate.time for key, f in found if key in staying and f.lacks is None)
-            latest = max(times, default=0)  # steps may begin again
+            latest = max(times, default=0)  # not by step: steps may begin again at 0
             for key, each in found:
                 if key in deleted and each.candidate.time < latest:
                     for path in (os.path.join(self._storage, name) for name in moved[key]):
@@ -70,6 +70,6 @@ class Deletion:
                 if not self._nodes.lack(complete[0])[0]:
                     return
                 if is_on_storage(contents) and contents.key != HERE:
-                    self._record.add_others(set(contents.moved))  # another may replace it
+                    self._record.add_others(set(contents.moved))  # a new one may replace it there
                     self._record.forget(contents.key)
                     self._nodes.delete(contents)

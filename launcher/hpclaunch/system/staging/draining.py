@@ -1,4 +1,4 @@
-"""The copy of a checkpoint to storage ("drain"): a draft there, which gets its final name at once.
+"""Drains: copies of a checkpoint to storage, into a draft that is renamed once it is complete.
 
 Between two pieces of a copy, requests are served, and a newer checkpoint is looked for.
 """
@@ -58,9 +58,9 @@ class Draining:
         self.number = 0  # of drains so far
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
         self._is_swept = False
-        self._term = 0  # then
+        self._term = 0  # at the last sweep
         self._is_late = False  # the script deletes or rewrites what is not on storage yet
-        self._is_rewritten = False  # in place
+        self._is_rewritten = False  # the script writes to files in place while they are copied
         self._finishes = False  # the last drain was given up, so the next one is finished
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
         self._no_room: messages.NoRoom | None = None
@@ -187,7 +187,8 @@ class Draining:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
                 make_parents(name, self._launch.root, self._storage)
-            self._record.add(contents)  # before, so that the next stager knows it in any case
+            # Before it is published: if this stager is killed then, the next one knows it.
+            self._record.add(contents)
             inside = contents.items if contents.key == HERE else ()
             self._record.add_others({each.name for each in (*inside, *beside)})
             self._nodes.share()
@@ -259,8 +260,8 @@ class Draining:
         self._nodes.hold(contents, self._held, in_memory=self._is_rewritten)
 
     def between(self, contents: Contents | None) -> Between:
-        """Return what to do between two pieces of a copy. None: of other files than checkpoints,
-        which have to wait for the next checkpoint.
+        """Return what to do between two pieces of a copy. `contents`: the checkpoint; None: the
+        copy is of other files, and is given up once there is a new checkpoint.
         """
 
         def between(done: int, took: float) -> int:

@@ -65,7 +65,7 @@ class Gathering:
             try:
                 return self._run(request, from_storage)
             except LostError:
-                return self._run(request, from_storage)  # what is left
+                return self._run(request, from_storage)  # once more, with what is left
         except GivenUpError as e:
             return Refused(request.id, str(e), e.host if isinstance(e, GatheringError) else "")
         except OSError as e:

@@ -75,8 +75,8 @@ class Looking:
         return self._nodes.whole(self.candidates(found))
 
     def candidates(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Complete]:
-        """Yield the complete checkpoints. Left out are those of which another rank's file is not
-        whole, and files inside of another one: they count only together.
+        """Yield the complete checkpoints, except those of which another rank's file is incomplete,
+        and those that are only a part of another checkpoint.
         """
         root, moved = self._launch.root, self._launch.record.moved
         torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}

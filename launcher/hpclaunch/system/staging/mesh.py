@@ -5,8 +5,8 @@ A request is answered once a second until it has been served. A leader's request
 those of an earlier leader are refused, and what is still being done for it is given up.
 
 Threads serve the requests of others, so nothing here blocks the stager. `remote_node.py` sends
-requests. A node that fetches asks for STREAMS pieces of files at a time, so neither it nor a source
-holds more than these in memory.
+requests. A node that fetches asks for STREAMS pieces of files at a time, which limits the memory
+that a fetch takes on both sides.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Listening(Message):
 
 class Restored(Message):
     id: int
-    path: str  # that was copied from storage; "" if it has no complete one, or memory has
+    path: str  # of the one from storage; "": storage has none, or it was in memory
     size: int
     seconds: float
     skipped: tuple[str, ...] = ()  # newer ones that cannot be used, each as "name: why"

@@ -33,7 +33,7 @@ from .view import UNKNOWN, WHOLE, View
 if TYPE_CHECKING:
     from .mesh import Mesh
 
-PATIENCE = 60.0  # seconds until a node that does not answer is lost for a restore, too
+PATIENCE = 60.0  # seconds for which `refresh_soon` waits for nodes that do not answer
 TICK = 0.1  # seconds between two looks at the copies of other nodes
 PERIOD = 1.0  # seconds between two looks at the nodes that a dead agent has left
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class Nodes(OneNode):
         calls = {n: self[n].ask(Look()) for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
         for node, why in failed.items():
-            # Without an agent, which reports lost nodes, one whose stager has ended counts as lost.
+            # The agent reports lost nodes. If it is dead, a node whose stager has ended is lost.
             has_ended = self._requests.is_gone and isinstance(why, ConnectionResetError)
             if node in self and not has_ended:
                 if self._requests.is_gone and isinstance(why, ConnectionRefusedError):
@@ -211,8 +211,8 @@ class Nodes(OneNode):
         raise why
 
     def staged(self, each: StagedFile) -> StagedFile:
-        """Return the file for which one in the view stands. Raises OSError, and GivenUpError if it
-        is just being written.
+        """Return the file that an item of the view stands for. Raises OSError, and GivenUpError if
+        it is just being written.
         """
         assert self._view is not None, "there are several nodes"
         file = self._view.shown(each.name)
@@ -394,7 +394,7 @@ class Nodes(OneNode):
         for node, found in self.inventories.items():
             entries = [e for e in found.entries if identities.get(e.name) == e.identity]
             self.delete_at({node: entries}, contents.moved)
-            free = found.free.free + sum(each.size for each in entries)  # so far
+            free = found.free.free + sum(each.size for each in entries)  # an estimate
             self.inventories[node] = found._replace(free=found.free._replace(free=free))
 
     def share(self) -> None:

@@ -50,8 +50,8 @@ class OneNode:
         """Drop what a host without room keeps of other nodes, until the next restore."""
 
     def delete_rest(self, complete: Sequence[Complete]) -> None:
-        """Delete on all nodes what the script has deleted on one, before the last look. It has
-        found these `whole` checkpoints.
+        """Delete on all nodes what the script had deleted on one by the last look, which has found
+        these `whole` checkpoints.
         """
 
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:

@@ -154,7 +154,7 @@ class Job:
 
 class Call(Job, Future[T]):
     """The result of an order. It raises what the node raises; OSError if the node is silent or
-    lost; GivenUpError once a node has stopped that was to give up.
+    lost; GivenUpError once the node has given up the order, for example after `cancel`.
     """
 
     def __init__(self) -> None:

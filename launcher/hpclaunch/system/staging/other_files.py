@@ -35,7 +35,7 @@ class OtherFiles:
         self._nodes = nodes
         self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._copied: set[str] = set()  # by this stager
-        self._changed: set[str] = set()  # since they were copied, without another time
+        self._changed: set[str] = set()  # their bytes differ from the copy's, not their times
 
     def restore(self) -> None:
         """Copy small files to the staging directory, since the script may append to them. Call this
@@ -143,7 +143,7 @@ class OtherFiles:
         )
         try:
             return not filecmp.cmp(stage, storage, shallow=False)
-        except OSError:  # of storage: copying it again says why
+        except OSError:  # storage fails: copying the file again says why
             return True
 
     def _below(self, root: str, skipped: frozenset[str]) -> Iterator[StagedFile]:
@@ -155,10 +155,12 @@ class OtherFiles:
         self, found: Sequence[ExaminedCheckpoint], skipped: Collection[str]
     ) -> list[StagedFile]:
         """Return the files that belong to no checkpoint, also not to one that lies directly in the
-        root. As long as that is not complete, storage keeps all of the files of the one before.
+        root. While that one is incomplete, what looks like saved tensors is left out, too, so that
+        storage keeps all files of the one before.
         """
         moved = (names for key, names in self._record.moved.items() if key != HERE)
-        drained = {name for names in moved for name in names}  # if it is not complete now, it stays
+        # A drained checkpoint stays as it is on storage, even if it is incomplete in memory now.
+        drained = {name for names in moved for name in names}
         drained -= {self._key(f) for f in found if f.quiet}
         items = self._below(self._launch.root, frozenset({*skipped, *drained}))
         root = next((f for f in found if self._key(f) == HERE), None)

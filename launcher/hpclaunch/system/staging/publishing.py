@@ -30,7 +30,7 @@ from .removal import rmtree
 
 DRAFT = f"{OWN}draft-"
 OLD = "-before-hpclaunch"  # the end of the name of a directory that is just being replaced
-NEWEST = "newest-by-hpclaunch-"  # the beginning of the name of a copy for a root that is one
+NEWEST = "newest-by-hpclaunch-"  # the prefix of a checkpoint that is to replace one in the root
 EXCHANGE = 2  # RENAME_EXCHANGE
 AT_CWD = -100
 ABANDONED = 600.0  # seconds since the last write until another launch's draft is removed
@@ -83,8 +83,8 @@ def publish(
 
 
 def place(drafted: str, final: str) -> None:
-    """Move a file or directory to its final name, in place of what is there. What was there is in
-    the draft afterwards. Raises OSError.
+    """Move a file or directory to its final name, in place of what is there. A directory that was
+    there, or a file that a directory replaces, is in the draft afterwards. Raises OSError.
     """
     os.makedirs(os.path.dirname(final), exist_ok=True)
     are_files = not os.path.isdir(drafted) or os.path.islink(drafted)
@@ -101,7 +101,7 @@ def place(drafted: str, final: str) -> None:
 
 @contextlib.contextmanager
 def _writable(path: str, moved: str) -> Iterator[None]:
-    """Make a read-only directory writable until it is `moved`: a new parent is a write to it."""
+    """Make a read-only directory writable until it is at `moved`: a move changes its ".."."""
     mode = os.lstat(path).st_mode
     is_read_only = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
     if is_read_only:

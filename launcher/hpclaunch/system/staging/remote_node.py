@@ -1,4 +1,4 @@
-"""Another node, as the stager that leads reaches it: a thread waits for the reply to each request.
+"""Another node, as a stager reaches it: a thread waits for the reply to each request.
 
 A connection carries one request at a time. It is answered once a second until it has been served,
 so a node that is silent is lost.

@@ -17,8 +17,8 @@ from . import messages
 
 
 class Requests:
-    """The channel to the agent. Requests to restore or to flush are `pending` until the stager has
-    time for them.
+    """The channel to the agent. Requests to restore, search or flush are `pending` until the stager
+    has time for them.
     """
 
     def __init__(self, channel: AgentChannel) -> None:
@@ -61,7 +61,7 @@ class Requests:
 
     def wake(self) -> None:
         """End `serve` early. Any thread may call this."""
-        with contextlib.suppress(OSError):  # it has many reasons to wake up, or is closed
+        with contextlib.suppress(OSError):  # full, so that `serve` returns anyway, or closed
             self._waking[1].send(b"1")
 
     def take(self, request: messages.Request) -> None:

@@ -37,8 +37,8 @@ class Restoring:
         self.beside: list[StagedFile] = []
 
     def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
-        """Copy the newest checkpoint that is whole in memory, too. `is_first`: this launch has no
-        checkpoint in memory yet.
+        """Copy the newest checkpoint that is complete on storage and whose copy in memory is, too.
+        `is_first`: this launch has no checkpoint in memory yet.
         """
         began = time.monotonic()
         skipped: list[str] = []
@@ -58,7 +58,7 @@ class Restoring:
                         continue
                     seconds = time.monotonic() - began
                     return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
-            if is_first and skipped:  # the script may read its own format
+            if is_first and skipped:  # the script may be able to read it from storage
                 return Refused(request.id, f"nothing in {self._storage} can be used: {skipped[0]}")
             if is_first and (lack := room(self._stage).lack_of_any()):
                 return Refused(request.id, lack)
@@ -76,9 +76,9 @@ class Restoring:
         return look_at(here.where, staged, here.facts(self._rounds), here.memory, opens=here.opens)
 
     def _is_here(self, found: ExaminedCheckpoint) -> bool:
-        """Return whether a complete one of this name is there: by a stager that was killed after
-        that, or a newer one by the script. With several nodes, only the same one counts: another
-        one is older, or has files of several saves.
+        """Return whether the staging directory has a complete checkpoint of this name: copied by a
+        stager that was killed afterwards, or a newer one, saved by the script. With several nodes,
+        only the same one counts: another one is older, or has files of several saves.
         """
         contents = contents_of(self._storage, found)
         if self._launch.has_several_nodes:
@@ -121,7 +121,7 @@ class Restoring:
 
     def _stays(self, each: StagedFile) -> bool:
         """Return whether a file in memory is newer than this one on storage. With one node, each
-        is. With several, it may be a tracker of what was restored before.
+        is. With several, one in memory may be an older tracker, of an earlier restore.
         """
         if self._launch.has_several_nodes:
             return each.is_file and later(each, self._stage) is not None

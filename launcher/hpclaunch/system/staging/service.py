@@ -88,7 +88,9 @@ class Stager:
                     send(self.flush(number))
 
     def _answer_restores(self) -> None:
-        """Answer what does not wait for the end of a drain: with several nodes, the next round."""
+        """With several nodes, answer requests to restore and to search, also during a drain: a
+        round waits for them.
+        """
         pending, send = self.requests.pending, self.requests.send
         while self._launch.has_several_nodes and pending:
             match pending[0]:
@@ -107,7 +109,7 @@ class Stager:
             time.sleep(GRACE)
             self.nodes.await_workers()
             left = self.flush(0)
-            for path in left.missing if self.nodes.leads else ():  # another stager has it
+            for path in left.missing if self.nodes.leads else ():  # else another stager copies it
                 say_now(f"{path} could not be written, and is lost: {left.why}")
         rmtree(self._launch.own)
 
