@@ -81,7 +81,7 @@ class Resuming(Adapter):
         self._search_number = 0  # of the pending search, or 0
         self._stager_number = 0  # of the search that the stager does instead, or 0
         self._question = 0  # the core's number for that search
-        self._avoid: dict[int, str] = {}  # checksums of marks that the search skips, and why
+        self._avoid: dict[int, str] = {}  # why a checkpoint is skipped, by checksums of identities
         self._ended_well = False  # the workers of the last round have finished all saves
         self._is_last = False  # no round is to begin with what the search finds
         self._search_tries = 0  # left
@@ -201,7 +201,7 @@ class Resuming(Adapter):
         self._search_number = self._stager_number = 0
         spread = self._spread
         if spread is not None and not effect.agents:
-            spread.forget_search()  # else an earlier question would later replace this one
+            spread.forget_search()  # else an earlier search would replace this one when called
             self._note_question(effect)
             if effect.ended_well:
                 spread.note_rounds(self._rounds_to_judge, hurry=True)

@@ -103,7 +103,7 @@ class SpreadStaging(Staging):
             self._client.follow()
 
     def update(self, now: float) -> list[events.Event]:
-        """Also report what has changed for the core."""
+        """Also report a change of the stager's state to the core."""
         if self._led is not None and not self._control.leads:
             self._follow()
         found = super().update(now)

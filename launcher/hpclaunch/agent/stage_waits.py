@@ -46,8 +46,8 @@ class EndWait(Wait):
 
     def is_ended_by(self, signum: int) -> bool:
         """Return whether the user ends the wait by this signal. After Slurm's SIGTERM, SIGKILL
-        follows, which limits the wait. A SIGINT, or a SIGTERM without Slurm, ends it once the user
-        has seen that there is one: earlier signals were for the workers.
+        follows, which limits the wait. A SIGINT, or a SIGTERM without Slurm, ends it once the
+        user has seen a message about it: earlier signals were for the workers.
         """
         now, timing = time.monotonic(), self._job.timing
         if signum == signal.SIGTERM and self._job.slurm_id:

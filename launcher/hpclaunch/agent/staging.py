@@ -296,7 +296,7 @@ class Staging(Adapter):
             self._record(StageBegan(self._host, where, stage, changed, *copied))
         if reply.fetched:
             self._record(StageFetched(self._host, reply.fetched, reply.seconds))
-        if self._is_refused and self.spread is None:  # meanwhile; with several nodes, the head asks
+        if self._is_refused and self.spread is None:  # with several nodes, the head decides
             self._begin_flush()
             return []
         return self._end_wait()

@@ -156,7 +156,7 @@ def makes_steps(its: WorkerPage) -> bool:
 
 
 def had_handler(its: WorkerPage, signum: int) -> bool:
-    """Return whether the script has ended, and had a handler for a signal, or ignored it."""
+    """Return whether a script that has ended handled or ignored this signal at its end."""
     return bool(its.number(layout.HANDLED) >> signum & 1)
 
 
@@ -167,7 +167,7 @@ def is_on_its_way(its: WorkerPage) -> bool:
 
 
 def handled(pid: int) -> int:
-    """Return the first signal of a notice for which a process has a handler; 0 without one."""
+    """Return the first of NOTICE_SIGNALS for which a process has a handler; 0 if it has none."""
     return next((s for s in layout.NOTICE_SIGNALS if catches(pid, s, ignored=False)), 0)
 
 

@@ -118,7 +118,7 @@ class Negotiation:
         if any(a.busy for a in answers):
             return self._withdraw(now)
         if not all(a.accepted for a in answers):
-            # Offer a step twice as far ahead each time, until the offer arrives before the ranks.
+            # Double the distance each time, until an offer arrives before any rank begins its step.
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
             return self._offer(offer.signum, now)
         if counts and not self._apart:

@@ -128,8 +128,8 @@ class Care:
     def _drop(
         self, newest: Manifest, found: Sequence[Manifest], holdings: Sequence[Holding]
     ) -> list[Effect]:
-        """Drop all kept generations but two at most: `newest` and, until that is safe, the newest
-        other one of which every needed file is kept.
+        """Drop all kept generations except `newest` and, until `newest` is safe, the newest other
+        one whose needed files are all kept.
         """
         retained = {newest.generation}
         effects: list[Effect] = []
@@ -179,8 +179,8 @@ class Care:
 
     def finish(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Effect]:
         """Delete what the script has deleted since the last look. Call this before a restore and at
-        the end. Forget the earlier looks: the restore that follows removes files, too, even if it
-        fails.
+        the end. This also forgets the earlier looks: the restore removes files, even if it fails,
+        and these do not count as deleted by the script.
         """
         effects = self._delete(found, holdings)
         self._last, self._deleted, self._dropped = {}, {}, set()
@@ -221,7 +221,8 @@ class Care:
 
     def _seen(self, holding: Holding, found: Sequence[Manifest]) -> LastLook:
         """Return what to compare with at the next look. It includes checkpoints of the last look
-        that are incomplete by now, since another node may have been lost.
+        that are no longer complete, for example because another node was lost: the script may still
+        delete them on this one.
         """
         last = self._last.get(holding.node, LastLook(holding.settled))
         seen = {}

@@ -69,8 +69,8 @@ def restoring(
 def keeping(manifest: Manifest, holdings: Sequence[Holding]) -> list[Transfer]:
     """Return the copies that are still missing on buddies, the decisive file last.
 
-    The buddy of a file's owner keeps it, unless a node on another host than the owner's does. If
-    the owner is lost, another holder counts as the owner.
+    Each file is to be kept by its owner's buddy, unless some node on another host already keeps it.
+    If the owner is lost, another holder counts as the owner.
     """
     buddy_of = buddies({h.node: h.host for h in holdings})
     sources = _Sources(manifest, holdings)

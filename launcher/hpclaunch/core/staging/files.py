@@ -1,4 +1,4 @@
-"""A file in the memory of a node, or where it was copied to.
+"""A file in the memory of a node, or a copy of it, such as the one on storage.
 
 Stagers of one node import this, so it needs the standard library only.
 """
@@ -20,7 +20,7 @@ class StagedFile(NamedTuple):
     size: int
     time: int  # st_mtime_ns
     mode: int = 0  # st_mode
-    owner: int = 0  # the index of the node that shows it in the view
+    owner: int = 0  # the index of the node whose file the view shows
     target: str = ""  # of a link; relative if it is in the directory
     inode: int = 0
 

@@ -79,7 +79,7 @@ class Holding:
     node: int  # its index
     host: str
     files: dict[str, Identity] = field(default_factory=dict)  # of its staging directory, by name
-    old: frozenset[str] = frozenset()  # names of files that are unchanged since it was settled
+    old: frozenset[str] = frozenset()  # names of files that are unchanged since the last restore
     fetched: frozenset[str] = frozenset()  # names of unchanged files that a restore has copied here
     kept: tuple[Kept, ...] = ()
     settled: Settled = Settled()

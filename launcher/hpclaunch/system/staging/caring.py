@@ -67,7 +67,7 @@ class Caring:
         nodes = self._nodes
         if self._care is None:
             self._care = Care(nodes.index)
-            # The last leader may have left loans. Empty ones have the nodes release those.
+            # The last leader may have left loans. An empty loan makes its node release them.
             self._loans = dict.fromkeys(nodes.inventories, Loan())
         while self._ended:
             self._care.handle(self._ended.pop())
@@ -143,7 +143,7 @@ class Caring:
 
     def _delete(self, effect: Delete) -> None:
         self._nodes.delete_at(effect.left, set(effect.manifest.moved) - {HERE})
-        self._nodes.by_script.add(effect.manifest.key)  # it may just be on its way to storage
+        self._nodes.by_script.add(effect.manifest.key)  # even if storage does not have it yet
 
     def _drop(self, node: int, fetched: Collection[str]) -> None:
         """Drop fetched files, but only those of checkpoints: the script may append to others."""

@@ -94,8 +94,8 @@ class Draining:
             self.sweep()
 
     def is_on_storage(self, contents: Contents) -> bool:
-        """Return whether it was drained. In the end, look whether somebody has deleted it there, or
-        another stager that led has replaced it.
+        """Return whether a checkpoint was drained. Once no worker runs, also check that nobody has
+        deleted it on storage, and that no other leading stager has replaced it.
         """
         is_drained = self._drained.get(contents.key) == contents.identity
         if is_drained and self._looking.has_ended:
@@ -187,7 +187,8 @@ class Draining:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
                 make_parents(name, self._launch.root, self._storage)
-            # Before it is published: if this stager is killed then, the next one knows it.
+            # Record it before it is published: if this stager is killed in between, the next one
+            # knows that the checkpoint is of this launch.
             self._record.add(contents)
             inside = contents.items if contents.key == HERE else ()
             self._record.add_others({each.name for each in (*inside, *beside)})

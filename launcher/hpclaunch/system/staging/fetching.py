@@ -128,7 +128,7 @@ def fetch_ends(
 ) -> None:
     """Make skeletons of other nodes' files below `root`: files of the same size, mode and time,
     but of a large file only the two ends. Each has another inode than what was there. `root` lies
-    in the directory RANDOM of `stage`. Raises OSError and GivenUpError.
+    in the directory RANDOM of `stage` (`stage_directory.py`). Raises OSError and GivenUpError.
     """
     with draft_beside(stage) as drafted:
         receive(transfers, sources, drafted, at_once, _ends)

@@ -33,7 +33,8 @@ class Looking:
         self.has_ended = False  # no worker runs any more, so what was written is all
         self.due = 0.0
         self._failing_since = math.inf
-        # Waiting for other nodes takes nothing from the workers.
+        # With several nodes, count the CPU time of a look only: waiting for other nodes takes
+        # nothing from the workers.
         has_several = launch.has_several_nodes
         self._clock, self._longest = (
             (time.thread_time, LONGEST) if has_several else (time.monotonic, math.inf)

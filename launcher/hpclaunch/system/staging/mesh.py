@@ -205,8 +205,8 @@ class Mesh:
                 job.cancel()
 
     def close(self) -> None:
-        """Stop serving and waiting for others. What is being done for them is given up, and has
-        ended then, unless it takes longer than CLOSING.
+        """Stop serving and waiting for others. Cancel what is being done for them, and
+        wait at most CLOSING until it has ended.
         """
         self.is_closed = True
         os.eventfd_write(self._wake, 1)

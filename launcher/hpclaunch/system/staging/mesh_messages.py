@@ -36,7 +36,7 @@ class Hurry:
 
 @variant(frozen=True)
 class Cancel:
-    """Give up the order of this connection. That is answered all the same."""
+    """Give up the order of this connection. The order is still answered."""
 
 
 @value(frozen=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0  # seconds for which `refresh_soon` waits for nodes that do not answer
 TICK = 0.1  # seconds between two looks at the copies of other nodes
-PERIOD = 1.0  # seconds between two looks at the nodes that a dead agent has left
+PERIOD = 1.0  # seconds between two looks at the other nodes, once the agent is dead
 T = TypeVar("T")
 NOTHING: Mapping[int, Collection[int]] = {}
 Failures = dict[int, OSError | GivenUpError]  # by node
@@ -136,7 +136,9 @@ class Nodes(OneNode):
             if node in self and not has_ended:
                 if self._requests.is_gone and isinstance(why, ConnectionRefusedError):
                     self._follow()  # no agent is there to make this stager lead again
-                raise why  # another one may lead by now, and have drained something newer
+                # Do not continue without it: another stager may lead by now, and have drained
+                # something newer.
+                raise why
         self.inventories = {n: c.result() for n, c in calls.items() if n not in failed}
         self.holdings = [
             Holding(
@@ -179,8 +181,9 @@ class Nodes(OneNode):
         needed: Mapping[int, Collection[int]] = NOTHING,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> Failures:
-        """Wait for one call of each node, and serve requests `meanwhile`. Return the failures. A
-        call fails at once if its node is lost, or one of those that are `needed` for it.
+        """Wait for one call of each node. Until then, serve requests and call `meanwhile`, again
+        and again. Return the failures. A call fails at once if its node is lost, or one of those
+        that are `needed` for it.
         """
 
         def is_pending(node: int, call: Call[T]) -> bool:

@@ -50,12 +50,14 @@ class OneNode:
         """Drop what a host without room keeps of other nodes, until the next restore."""
 
     def delete_rest(self, complete: Sequence[Complete]) -> None:
-        """Delete on all nodes what the script had deleted on one by the last look, which has found
-        these `whole` checkpoints.
+        """Delete on all nodes what the script has deleted on one. `complete` are the `whole`
+        checkpoints of the last look.
         """
 
     def whole(self, complete: Iterable[Complete]) -> list[Complete]:
-        """Leave out checkpoints of which a file was lost with a node, or is being written."""
+        """Leave out checkpoints of which a file was lost with a node or is being written, and those
+        that may have files of several saves.
+        """
         return list(complete)
 
     def share(self) -> None:
@@ -66,8 +68,8 @@ class OneNode:
         return True
 
     def deleted(self, vanished: set[str]) -> set[str]:
-        """Return which of the checkpoints that have vanished from memory, by their keys, the script
-        has deleted; others were lost with a node.
+        """Return the keys of those checkpoints that the script has deleted. `vanished` has the keys
+        of all that are no longer in memory: others were lost with a node.
         """
         return vanished
 
@@ -80,8 +82,9 @@ class OneNode:
         return left._replace(free=free).lack(newest.size, 1), ""
 
     def hold(self, contents: Contents, held: str, *, in_memory: bool) -> None:
-        """Put hard links to what this node will copy into `held`, or with `in_memory` copies of it,
-        so that the script may delete or rewrite the originals. Raises OSError.
+        """Fill `held` with what this node will copy: hard links, so that the script may delete the
+        originals; if `in_memory`, copies of this node's own files, so that the script may also
+        rewrite them. Raises OSError.
         """
         own = [each for each in contents.items if in_memory and self.is_here(each)]
         copy(own, self.launch.root, held, at_once)

@@ -1,5 +1,5 @@
-"""The orders of the stager that leads to all nodes, its own among them, and how a node carries them
-out.
+"""The orders that the leading stager sends to all nodes, its own among them, and how a node carries
+them out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files of a script that belong to no checkpoint: logs, configurations, final models, links.
 
-They are copied after each checkpoint, so that few of them are lost with a node, except what looks
-like saved tensors: only after the script has ended is it certain that nobody is writing that.
+They are copied after each checkpoint, so that few of them are lost with a node. What looks like
+saved tensors is copied only after the script has ended: before, somebody may be writing it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 @contextlib.contextmanager
 def draft(root: str, launch: str) -> Iterator[str]:
     """Return a directory for what is not finished, on the same file system as `root`. In the end it
-    is removed, with what is in it. `launch` is the name of this launch in the draft's.
+    is removed, with what is in it. The draft's name contains `launch`, the name of this launch.
     """
     os.makedirs(root, exist_ok=True)
     path = tempfile.mkdtemp(prefix=_prefix(launch), dir=root)

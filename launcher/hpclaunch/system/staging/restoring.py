@@ -37,8 +37,8 @@ class Restoring:
         self.beside: list[StagedFile] = []
 
     def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
-        """Copy the newest checkpoint that is complete on storage and whose copy in memory is, too.
-        `is_first`: this launch has no checkpoint in memory yet.
+        """Copy the newest checkpoint that is complete on storage. If its copy cannot be used, copy
+        the next older one. `is_first`: this launch has no checkpoint in memory yet.
         """
         began = time.monotonic()
         skipped: list[str] = []

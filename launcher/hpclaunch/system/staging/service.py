@@ -120,7 +120,7 @@ class Stager:
         return self._gathering().run(request, lambda: self._restore(request))
 
     def _gathering(self) -> Gathering:
-        from .gathering import Gathering  # as in _nodes
+        from .gathering import Gathering  # it needs libraries
 
         return Gathering(self._launch, self.nodes, self.looking, self.draining, self.others)
 

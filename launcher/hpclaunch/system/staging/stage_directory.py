@@ -31,7 +31,7 @@ class StageDirectory:
     """A new staging directory, and the agent's locks on it. Raises OSError."""
 
     def __init__(self, base: str, storage: str, name: str = "") -> None:
-        """`name`: replaces RANDOM, unless it is taken. On several nodes, the path is the same."""
+        """`name` replaces RANDOM, unless it is taken, so that all nodes have the same path."""
         while True:
             self._home = _home(base)
             self._own = os.path.join(self._home, name or os.urandom(4).hex())
@@ -49,7 +49,7 @@ class StageDirectory:
         os.mkdir(self.path)
 
     def remove(self) -> None:
-        """Remove the directory and all that is in it. Close the client of the stager before."""
+        """Remove the directory and all that is in it. First close the client of the stager."""
         rmtree(self._own)
         os.close(self._lock)
         os.close(self._agent)
@@ -86,9 +86,9 @@ def sweep(base: str) -> None:
 
 
 def of_launches(storage: str) -> Iterator[str]:
-    """Yield the staging directories in the memory of this node that stand for this directory on
-    storage, of this user's launches that run. On the node of a stager that leads others, it is the
-    view of all nodes.
+    """Yield the staging directories in the memory of this node in which running launches of this
+    user save for the directory `storage`. If a launch's stager here leads those of other nodes,
+    yield the view of all nodes instead.
     """
     home = os.path.join(BASE, f"hpclaunch-stage-{os.geteuid()}")
     for own in (os.path.join(home, name) for name in _names(home)):
