@@ -866,7 +866,7 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
 
 
 def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):
-    """Its connection is lost first, and another node is still copying then."""
+    """The connection is lost first, while another node is still copying."""
     stager = nodes.lead()
     for rank in (0, 1):
         write(nodes.stages[rank + 1] / f"ep0-ba1-rank{rank}.pt", 1, more=os.urandom(3 << 20))
