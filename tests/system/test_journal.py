@@ -203,7 +203,8 @@ def stalled(tmp_path, monkeypatch, capfd):
     os.kill(service._process.pid, signal.SIGSTOP)
     while not service._unsaid:
         service.say("x" * 1000)
-    return service, recorded
+    yield service, recorded
+    service._process.kill()  # if the test has not come to its end
 
 
 @pytest.mark.starts

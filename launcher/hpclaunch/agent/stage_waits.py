@@ -88,7 +88,7 @@ class Copies:
         return is_new
 
     def given_up(self, where: str, why: str) -> messages.Flushed:
-        """Return what is lost if no more is copied to the directory `where`."""
+        """Return the answer to a flush that ends now: what storage lacks in `where` is lost."""
         pending = self.current or self._failed
         if pending is None and self._stored and self._stored == self._newest:
             lost, path = f"other files in {where}", ""
