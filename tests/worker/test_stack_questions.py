@@ -167,7 +167,7 @@ sys.path.insert(0, {LIGHT_TORCH!r})
 import torch
 lowest = os.dup(0)
 os.close(lowest)
-torch.optim.SGD([torch.zeros(1)], lr=0.1)
+{ANSWERS}
 print("there", flush=True)
 input()
 print(os.dup(0) == lowest)
