@@ -4,7 +4,8 @@
 
 A save begins whenever --every seconds have passed; rank 0 decides. After the first step of a round,
 each rank reports to the benchmark as worker.py does, and it trains until the benchmark closes the
-connection. It writes a line of JSON for each event to `events-RANK-ROUND`:
+connection. The model is on the first GPU, if there is one. It writes a line of JSON for each event
+to `events-RANK-ROUND`:
 
     ["step", NUMBER, BEGAN, ENDED]      a step of the optimizer
     ["save", NUMBER, BEGAN]             a save after this step, which ends when the next step begins
@@ -37,6 +38,7 @@ PRODUCTS, ITERATIONS = 3, 300_000  # of a step
 SAVE, STOP = 0, 1
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Timeline:
@@ -97,7 +99,7 @@ class Checkpoints:
         if not path:
             return 0
         if self._how == "torch":
-            state = torch.load(path)
+            state = torch.load(path, map_location=device)
             self._model.load_state_dict(state["model"])
         else:
             dcp.load(self._state(), checkpoint_id=path)
@@ -140,10 +142,10 @@ class Checkpoints:
 
 def train(args: argparse.Namespace, timeline: Timeline) -> None:
     dist.init_process_group("gloo")
-    model = Model(args.size * MB)
+    model = Model(args.size * MB).to(device)
     optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.01)
     checkpoints = Checkpoints(args.directory, args.how, model, timeline)
-    number, data = checkpoints.load(), torch.ones(WIDTH, WIDTH)
+    number, data = checkpoints.load(), torch.ones(WIDTH, WIDTH, device=device)
     saved = monotonic()
     while True:
         number, began = number + 1, monotonic()
@@ -154,6 +156,8 @@ def train(args: argparse.Namespace, timeline: Timeline) -> None:
         dist.all_reduce(orders)
         optimizer.step()
         optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         timeline.add_step(number, began)
         if orders[STOP]:
             break
@@ -192,7 +196,7 @@ def train_with_trainer(args: argparse.Namespace, timeline: Timeline) -> None:
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=device.type == "cpu",
         optim="sgd",
     )
     data = [{"x": torch.ones(WIDTH)}] * WIDTH

@@ -2,7 +2,7 @@
 
     python bench/gpu/figures.py [--only throughput restart ...] [--runs 3] [--workers 2 8]
 
-All sections together take about six minutes. The docstrings of their functions describe them. The
+All sections together take about eight minutes. The docstrings of their functions describe them. The
 results of a day are one file, to which every run adds.
 """
 
@@ -153,8 +153,17 @@ def nccl(_: argparse.Namespace) -> None:
         print(f"({time.monotonic() - began:.1f} s)", flush=True)
 
 
+def staging(_: argparse.Namespace) -> None:
+    """A save of 1 GB from the GPU, and a restart, with and without --stage (bench/staging.py)."""
+    fast = ["--rate", "400", "--latency", "5", "--saves", "2", "--kills", "1"]
+    command = [sys.executable, HERE.parent / "staging.py", "--only", "saves", *fast]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, end="")
+    failures.extend([HPCLAUNCH] * (done.returncode != 0))
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
-    f.__name__: f for f in (gpu, throughput, recipe, restart, memory, nccl)
+    f.__name__: f for f in (gpu, throughput, recipe, restart, memory, nccl, staging)
 }
 
 

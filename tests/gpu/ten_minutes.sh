@@ -21,6 +21,7 @@ export PYTHON=$(command -v "${PYTHON:-python3}")
 # The directories of the driver's programs and of MPS.
 export PATH="$PWD/$venv/bin:$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
+[ ! -e .wheels/libfuse3.so.3 ] || export FUSE_LIBRARY_PATH=$PWD/.wheels/libfuse3.so.3
 # Limits are for 16 CPUs; `rehearse` stretches them.
 stretch=${STRETCH:-1}
 export HPCLAUNCH_GPU_REQUIRED=1 HPCLAUNCH_GPU_LIMIT=$((30 * stretch)) PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
@@ -88,6 +89,7 @@ if [ -e "$venv/complete" ]; then
     step recorder 40 torchrun --standalone --nproc-per-node 1 $scripts/recorder.py
     step resumed 90 bash -c 'tests tests/gpu/test_resuming.py'
     step faults 120 bash -c 'tests -rfEP tests/gpu/test_faults.py'
+    step staging 150 bash -c 'figures staging'
     step restart 180 bash -c 'figures restart'
     step memory 60 bash -c 'figures memory'
     step throughput 180 bash -c 'figures throughput'

@@ -18,15 +18,19 @@ def results(output: str) -> list[str]:
     return sorted(re.findall(r"rank \d+: .*", output))
 
 
-def test_a_worker_is_killed_between_two_steps(run: Run, temporary: Path) -> None:
+@pytest.mark.parametrize("stage", [(), ("--stage",)], ids=["directly", "staged"])
+def test_a_worker_is_killed_between_two_steps(
+    run: Run, temporary: Path, stage: tuple[str, ...]
+) -> None:
     whole = run("--nproc", 1, TRAINING)
     assert whole.returncode == 0, whole.stdout
     saved = temporary / "saved"
-    options = ("--nproc", 1, "--max-restarts", 1, "--checkpoint-dir", saved)
+    options = ("--nproc", 1, "--max-restarts", 1, "--checkpoint-dir", saved, *stage)
     killed = run(*options, TRAINING, "--save", saved, "--kill-at", 12)
     assert killed.returncode == 0, killed.stdout
     assert "resumes at step 12" in killed.stdout
     assert results(killed.stdout) == results(whole.stdout)
+    assert (saved / "step-020.pt").exists()
 
 
 @pytest.mark.parametrize("words", [(), ("--compile",)], ids=["eager", "compiled"])
