@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpclaunch.system.checkpoints import pickles
+from hpclaunch.system.staging import looking
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 
@@ -17,3 +18,12 @@ def _unconfined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Tests that start no process read pickles in their own."""
     if request.node.get_closest_marker("starts") is None:
         monkeypatch.setattr(pickles, "confined", lambda _size, work: work())
+
+
+@pytest.fixture(autouse=True)
+def _rare_looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a copy there is no look that a test has not asked for. On a busy machine a copy would
+    take until the next one, and be given up for a newer checkpoint.
+    """
+    if request.node.get_closest_marker("starts") is None:
+        monkeypatch.setattr(looking, "PERIOD", 3600.0)

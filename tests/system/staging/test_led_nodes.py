@@ -105,6 +105,7 @@ def test_a_node_that_answers_late_does_not_put_off_the_next_look(nodes, monkeypa
         return inventory(self)
 
     monkeypatch.setattr(node.StageNode, "inventory", late)
+    monkeypatch.setattr(looking, "PERIOD", 1.0)
     began = time.monotonic()
     stager.looking.look()
     assert stager.looking.due < began + 10
@@ -131,6 +132,7 @@ def test_looks_that_fail_for_long_are_reported(nodes, monkeypatch):
 def test_a_look_that_takes_long_puts_off_the_next_one_by_seconds(nodes, monkeypatch):
     stager = nodes.lead()
     monkeypatch.setattr(stager.looking, "_clock", iter((0.0, 5.0)).__next__)
+    monkeypatch.setattr(looking, "PERIOD", 1.0)
     began = time.monotonic()
     stager.looking.look()
     assert began + 5 < stager.looking.due < began + 15
