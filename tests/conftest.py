@@ -26,6 +26,7 @@ settings.register_profile(
 settings.register_profile(
     "fuzz", settings.get_profile("hpclaunch"), derandomize=False, max_examples=1000
 )
+settings.register_profile("quick", settings.get_profile("hpclaunch"), max_examples=20)
 settings.load_profile("hpclaunch")
 
 SLURM = Path(__file__).parent / "slurm"
