@@ -408,6 +408,23 @@ def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
     assert os.readlink(node.storage / "best.pt") == str(tmp_path / "elsewhere" / "step-9.pt")
 
 
+def test_a_link_that_is_just_replaced_by_a_file_fails_no_drain(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    readlink, latest = os.readlink, node.stage / "latest"
+    latest.symlink_to("step-1.pt")
+
+    def late(path, *more, **options):
+        if path == str(latest) and latest.is_symlink():
+            latest.unlink()
+            latest.write_text("step-1.pt")
+        return readlink(path, *more, **options)
+
+    monkeypatch.setattr(os, "readlink", late)
+    stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert (node.storage / "latest").read_text() == "step-1.pt"
+
+
 def test_directories_behind_links(tmp_path):
     """The paths of /scratch are often links."""
     real, node = Node(tmp_path / "real"), Node(tmp_path / "links")
