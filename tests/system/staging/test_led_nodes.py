@@ -865,6 +865,28 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]
 
 
+@pytest.mark.parametrize("lost", [(1,), (1, 2)])
+def test_what_lost_nodes_have_saved_last_stays_on_storage(nodes, lost):
+    """Others have what the last restore has brought them: nothing of it is lost or newer."""
+    stager = nodes.lead()
+    for step in (1, 2):
+        deepspeed(nodes.stages[1], step)
+        write(nodes.stages[1] / "snapshot.pt", step)
+        with (nodes.stages[1] / "log.txt").open("a") as log:
+            log.write(f"step {step}\n")
+        nodes.work(stager)
+        if step == 1:
+            nodes.restore(stager)
+    newer = picture(nodes.storage)
+    nodes.lose(*lost)
+    stager.work()
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert not nodes.sent(messages.DrainFailed)
+    assert picture(nodes.storage) == newer
+    nodes.restore(stager)
+    assert picture(nodes.stages[0])["snapshot.pt"] == newer["snapshot.pt"]
+
+
 def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):
     """The connection is lost first, while another node is still copying."""
     stager = nodes.lead()

@@ -226,6 +226,10 @@ class Nodes(OneNode):
     def is_here(self, each: StagedFile) -> bool:
         return self._owner(each) == self.index
 
+    def is_old(self, each: StagedFile) -> bool:
+        found = self.inventories.get(self._owner(each))
+        return found is not None and each.name in found.old
+
     def _last_manifests(self, complete: Sequence[Complete]) -> list[Manifest]:
         return [self._last[contents.key] for _, contents in complete]
 

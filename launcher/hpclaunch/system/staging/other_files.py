@@ -263,13 +263,14 @@ class OtherFiles:
         return True
 
     def _is_newer_there(self, each: StagedFile) -> bool:
-        """Return whether storage has a later file, and not from this launch: the job may have gone
-        on without a node that was cut off from it.
+        """Return whether storage has a later file that is not of this launch, or that another node
+        has written since the last restore: the job may have gone on without a node that was cut off
+        from it, or the other node may be lost.
         """
         with contextlib.suppress(OSError):
-            known = self._record.others.get(each.name, ())
-            there = later(each, self._storage)
-            return there is not None and known[1:] != there.identity
+            if (there := later(each, self._storage)) is not None:
+                known = self._record.others.get(each.name, ())
+                return known[1:] != there.identity or self._nodes.is_old(each)
         return False
 
     def _is_own(self, name: str) -> bool:
