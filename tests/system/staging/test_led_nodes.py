@@ -260,6 +260,22 @@ def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
     assert orders == []
 
 
+def test_the_record_names_no_tracker_that_was_left_out(nodes):
+    """Another user has written it: the next one of the script must not replace it for good."""
+    stager = nodes.lead()
+    latest, theirs = nodes.stages[0] / "latest", nodes.storage / "latest"
+    write(nodes.stages[0] / "step-1.pt", 1)
+    latest.write_text("step-1.pt")
+    theirs.write_text("theirs")
+    os.utime(latest, (100, 100))
+    nodes.work(stager)
+    assert theirs.read_text() == "theirs"
+    latest.write_text("step-1.pt once more")
+    assert stager.flush(1).missing == ()
+    assert theirs.read_text() == "step-1.pt once more"
+    assert (nodes.storage / "latest.~1~").read_text() == "theirs"
+
+
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
     stager = nodes.lead()
     write(nodes.stages[1] / "snapshot.pt", 2)

@@ -194,6 +194,7 @@ class Draining:
             # knows that the checkpoint is of this launch.
             self._record.add(contents)
             inside = contents.items if contents.key == HERE else ()
+            beside = [each for each in beside if not self._has_newer(each)]
             self._record.add_others({each.name for each in (*inside, *beside)})
             self._nodes.share()
             self._refuse_older(contents)  # another stager may lead by now
