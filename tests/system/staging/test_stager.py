@@ -660,6 +660,32 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 
 
+def test_full_storage_takes_what_it_has_room_for(node, stager, monkeypatch):
+    copied, room = copying._copy_span, 1_000_000
+
+    def copy_span(source, draft, *more):
+        done = copied(source, draft, *more)
+        if sum(path.stat().st_size for path in node.storage.rglob("*")) > room:
+            fail(errno.ENOSPC)()
+        return done
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    (node.stage / "large.log").write_bytes(bytes(room))
+    (node.stage / "log.txt").write_bytes(bytes(10_000))
+    path, why = str(node.storage / "large.log"), os.strerror(errno.ENOSPC)
+    for step in (1, 2):
+        write(node.stage / f"step-{step}.pt", step)
+        stager.work()
+    assert names(node.storage) == ["log.txt", "step-1.pt", "step-2.pt"]
+    assert sent(node, messages.OtherFailed) == [messages.OtherFailed(path, why)]
+    assert stager.flush(1) == messages.Flushed(1, (path,), why)
+    room *= 10
+    write(node.stage / "step-3.pt", 3)
+    stager.work()
+    assert picture(node.storage) == picture(node.stage)
+    assert not sent(node, messages.DrainFailed)
+
+
 def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):
     monkeypatch.setattr(os, "link", fail(errno.EPERM))
     refused = stager.restore(messages.Restore(1))
