@@ -23,6 +23,7 @@ from hpclaunch.system.staging import (
     room,
 )
 from hpclaunch.system.staging import restoring as restoring_module
+from hpclaunch.system.staging.record import Record
 from hpclaunch.system.staging.removal import rmtree
 
 SECOND = 10**9
@@ -304,6 +305,21 @@ def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
         assert picture(node.storage) == picture(node.stage)
 
 
+def test_a_half_save_that_is_deleted_while_the_flush_looks_at_it(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    damage(half := node.stage / "step-1.pt", cut_short)
+    (node.stage / "log.txt").write_text("a log")
+    is_archive = other_files.is_archive
+
+    def late(*which):
+        half.unlink()
+        return is_archive(*which)
+
+    monkeypatch.setattr(other_files, "is_archive", late)
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert names(node.storage) == ["log.txt"]
+
+
 def test_everything_else_is_flushed(node, stager):
     for name in ("logs/run/events", ".hydra/config.yaml", "data.tar", "vocab.bin", "step-7.json"):
         (node.stage / name).parent.mkdir(parents=True, exist_ok=True)
@@ -554,6 +570,12 @@ def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):
     other.work()
     assert "step-1.pt" not in names(node.storage)
     close(other)
+
+
+def test_a_record_that_another_launch_has_just_removed(tmp_path, monkeypatch):
+    """The agent was killed before its stager held the directory: this is no error of the stager."""
+    monkeypatch.setattr(os.path, "exists", lambda _: True)
+    assert Record(str(tmp_path)).moved == {}
 
 
 def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node, stager):

@@ -126,8 +126,8 @@ class OtherFiles:
         What was copied before is compared: writing through a mapping (mmap) changes no time. Return
         the path and the reason of each that could not be copied.
         """
-        skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
         try:
+            skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
             items = self._beside(found, skipped)
         except OSError as e:
             return [(os.path.relpath(e.filename, self._launch.root), _why(e))]
@@ -195,13 +195,12 @@ class OtherFiles:
             )
             lacks = again.lacks if again else None
         entry = candidate.place.entry
-        is_foreign = (
-            not entry.is_folder
-            and entry.size > 0
-            and not entry.name.endswith(SUFFIX)
-            and not is_archive(entry.path, entry.identity)
-        )
-        return lacks is not None and not is_foreign
+        if lacks is None or entry.is_folder or not entry.size or entry.name.endswith(SUFFIX):
+            return lacks is not None
+        try:
+            return is_archive(entry.path, entry.identity)
+        except OSError:  # deleted, or unreadable: then copying it says why
+            return False
 
     def _copy(
         self,
