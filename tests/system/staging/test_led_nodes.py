@@ -150,6 +150,17 @@ def test_a_search_waits_for_a_node_that_does_not_answer(nodes, monkeypatch, is_l
         assert [found.name for found in searched.found] == ["step-1.pt"]
 
 
+def test_a_search_that_waits_for_a_node_gives_way_to_a_flush(nodes, monkeypatch):
+    """Else both would wait for it in turn, a minute each."""
+    stager = nodes.lead()
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    stager.requests.pending.append(messages.Flush(6))
+    began = time.monotonic()
+    assert stager.search(5) == messages.Searched(5, (), "n1: no answer")
+    assert time.monotonic() < began + 20
+
+
 @pytest.mark.parametrize("change", [None, cut_short])
 def test_without_the_whole_shard_of_another_node_it_is_incomplete(nodes, tmp_path, change):
     stager = nodes.lead()

@@ -155,14 +155,16 @@ class Nodes(OneNode):
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
 
     def refresh_soon(self) -> None:
-        """Refresh once all nodes answer. The agent removes those that are lost."""
+        """Refresh once all nodes answer; the agent removes those that are lost. Give way to a
+        flush, since the agent waits for nothing else then.
+        """
         until = time.monotonic() + PATIENCE
         while True:
             try:
                 self.refresh()
                 return
             except (OSError, GivenUpError):
-                if time.monotonic() >= until or not self._leads:
+                if time.monotonic() >= until or not self._leads or self._requests.has_flush:
                     raise
                 self._pause()
 
