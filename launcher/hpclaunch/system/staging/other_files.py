@@ -267,8 +267,8 @@ class OtherFiles:
 
     def _is_newer_there(self, each: StagedFile) -> bool:
         """Return whether storage has a later file that is not of this launch, or that another node
-        has written since the last restore: the job may have gone on without a node that was cut off
-        from it, or the other node may be lost.
+        has written since the last restore: the job may have continued without a node that was cut
+        off from it, or the other node may be lost.
         """
         with contextlib.suppress(OSError):
             if (there := later(each, self._storage)) is not None:
