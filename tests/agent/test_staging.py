@@ -260,6 +260,16 @@ def test_storage_that_fails_is_named_once_per_reason(staging):
     assert len(staging.said) == 3
 
 
+def test_a_log_that_could_not_be_copied_is_named_and_is_no_lost_checkpoint(staging):
+    staging.adapter.note_newest("/s/ckpt/1.pt")
+    staging.reply(messages.Drained("/s/ckpt/1.pt", 1, 10, 2.5))
+    staging.reply(messages.OtherFailed("/s/ckpt/log", FULL))
+    assert staging.said[-1] == f"/s/ckpt/log was not copied to storage: {FULL}; it is tried again"
+    staging.flush()
+    (flushed,) = staging.adapter._give_up("interrupted")
+    assert (flushed.lost, flushed.loses_checkpoint) == (("other files in ckpt",), False)
+
+
 # The end of the job
 
 

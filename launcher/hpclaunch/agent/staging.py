@@ -278,6 +278,8 @@ class Staging(Adapter):
             case messages.DrainFailed(path=path, why=why):
                 if self._copies.note_failed(reply) and not self._is_ending:
                     self._record(StoringFailed(self._host, path, why))  # at the end: StageLost
+            case messages.OtherFailed(path=path, why=why):
+                self._record(StoringFailed(self._host, path, why))
             case messages.Flushed(id=number) if number == pending:
                 self._request = None
                 return self._flushed(reply)

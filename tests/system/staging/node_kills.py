@@ -34,7 +34,6 @@ from hpclaunch.system.staging.client import StagingClient  # noqa: E402
 
 KEEPS = 2  # checkpoints that the script keeps
 SIZES = 10, 3 << 20  # bytes beside the weights, so that some files are larger than in the view
-NEWER = "storage has a newer one"  # the only reason for which a flush may leave something out
 File = tuple[str, str]  # name and hash
 Files = dict[str, str]  # hashes, by name
 T = TypeVar("T")
@@ -199,8 +198,7 @@ class Job:
         flushed = wait_for(client, messages.Flushed)
         assert isinstance(flushed, messages.Flushed), "the leading stager was lost"
         mixed = flushed.mixed if self._script.may_mix else ()
-        if flushed.why != NEWER:
-            assert flushed == messages.Flushed(1, (), "", mixed=mixed), flushed
+        assert flushed == messages.Flushed(1, (), "", mixed=mixed), flushed
         assert self._newest(self.nodes.storage) >= self._promised, "storage went back"
 
     def _stored(self) -> int:

@@ -152,6 +152,17 @@ def test_a_search_waits_for_a_node_that_does_not_answer(nodes, monkeypatch, is_l
         assert [found.name for found in searched.found] == ["step-1.pt"]
 
 
+def test_a_search_that_waits_for_a_node_gives_way_to_a_flush(nodes, monkeypatch):
+    """Else both would wait for it in turn, a minute each."""
+    stager = nodes.lead()
+    error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
+    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    stager.requests.pending.append(messages.Flush(6))
+    began = time.monotonic()
+    assert stager.search(5) == messages.Searched(5, (), "n1: no answer")
+    assert time.monotonic() < began + 20
+
+
 @pytest.mark.parametrize("change", [None, cut_short])
 def test_without_the_whole_shard_of_another_node_it_is_incomplete(nodes, tmp_path, change):
     stager = nodes.lead()
@@ -260,6 +271,22 @@ def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
     stager.nodes._follow()
     stager.work()
     assert orders == []
+
+
+def test_the_record_names_no_tracker_that_was_left_out(nodes):
+    """Another user has written it: the next one of the script must not replace it for good."""
+    stager = nodes.lead()
+    latest, theirs = nodes.stages[0] / "latest", nodes.storage / "latest"
+    write(nodes.stages[0] / "step-1.pt", 1)
+    latest.write_text("step-1.pt")
+    theirs.write_text("theirs")
+    os.utime(latest, (100, 100))
+    nodes.work(stager)
+    assert theirs.read_text() == "theirs"
+    latest.write_text("step-1.pt once more")
+    assert stager.flush(1).missing == ()
+    assert theirs.read_text() == "step-1.pt once more"
+    assert (nodes.storage / "latest.~1~").read_text() == "theirs"
 
 
 def test_a_checkpoint_that_another_stager_has_replaced_by_an_older_one_is_copied_again(nodes):
@@ -865,6 +892,28 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     flushed = stager.flush(1)
     assert (flushed.missing, flushed.checkpoint) == ((), "")
     assert sorted(picture(nodes.storage)) == ["log.txt", "step-1.pt"]
+
+
+@pytest.mark.parametrize("lost", [(1,), (1, 2)])
+def test_what_lost_nodes_have_saved_last_stays_on_storage(nodes, lost):
+    """Others have what the last restore has brought them: nothing of it is lost or newer."""
+    stager = nodes.lead()
+    for step in (1, 2):
+        deepspeed(nodes.stages[1], step)
+        write(nodes.stages[1] / "snapshot.pt", step)
+        with (nodes.stages[1] / "log.txt").open("a") as log:
+            log.write(f"step {step}\n")
+        nodes.work(stager)
+        if step == 1:
+            nodes.restore(stager)
+    newer = picture(nodes.storage)
+    nodes.lose(*lost)
+    stager.work()
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert not nodes.sent(messages.DrainFailed)
+    assert picture(nodes.storage) == newer
+    nodes.restore(stager)
+    assert picture(nodes.stages[0])["snapshot.pt"] == newer["snapshot.pt"]
 
 
 def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):

@@ -23,6 +23,7 @@ from hpclaunch.system.staging import (
     room,
 )
 from hpclaunch.system.staging import restoring as restoring_module
+from hpclaunch.system.staging.record import Record
 from hpclaunch.system.staging.removal import rmtree
 
 SECOND = 10**9
@@ -304,6 +305,21 @@ def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
         assert picture(node.storage) == picture(node.stage)
 
 
+def test_a_half_save_that_is_deleted_while_the_flush_looks_at_it(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    damage(half := node.stage / "step-1.pt", cut_short)
+    (node.stage / "log.txt").write_text("a log")
+    is_archive = other_files.is_archive
+
+    def late(*which):
+        half.unlink()
+        return is_archive(*which)
+
+    monkeypatch.setattr(other_files, "is_archive", late)
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert names(node.storage) == ["log.txt"]
+
+
 def test_everything_else_is_flushed(node, stager):
     for name in ("logs/run/events", ".hydra/config.yaml", "data.tar", "vocab.bin", "step-7.json"):
         (node.stage / name).parent.mkdir(parents=True, exist_ok=True)
@@ -406,6 +422,23 @@ def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
     stager.work()
     assert stager.flush(1).missing == ()
     assert os.readlink(node.storage / "best.pt") == str(tmp_path / "elsewhere" / "step-9.pt")
+
+
+def test_a_link_that_is_just_replaced_by_a_file_fails_no_drain(node, stager, monkeypatch):
+    write(node.stage / "step-1.pt", 1)
+    readlink, latest = os.readlink, node.stage / "latest"
+    latest.symlink_to("step-1.pt")
+
+    def late(path, *more, **options):
+        if path == str(latest) and latest.is_symlink():
+            latest.unlink()
+            latest.write_text("step-1.pt")
+        return readlink(path, *more, **options)
+
+    monkeypatch.setattr(os, "readlink", late)
+    stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert (node.storage / "latest").read_text() == "step-1.pt"
 
 
 def test_directories_behind_links(tmp_path):
@@ -539,6 +572,12 @@ def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):
     close(other)
 
 
+def test_a_record_that_another_launch_has_just_removed(tmp_path, monkeypatch):
+    """The agent was killed before its stager held the directory: this is no error of the stager."""
+    monkeypatch.setattr(os.path, "exists", lambda _: True)
+    assert Record(str(tmp_path)).moved == {}
+
+
 def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node, stager):
     SCRIPTS["sealed-root"](node.stage, 1)
     stager.work()
@@ -641,6 +680,32 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     stager.draining.failed = (*stager.draining.failed[:2], 0.0)
     stager.work()
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
+
+
+def test_full_storage_takes_what_it_has_room_for(node, stager, monkeypatch):
+    copied, room = copying._copy_span, 1_000_000
+
+    def copy_span(source, draft, *more):
+        done = copied(source, draft, *more)
+        if sum(path.stat().st_size for path in node.storage.rglob("*")) > room:
+            fail(errno.ENOSPC)()
+        return done
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    (node.stage / "large.log").write_bytes(bytes(room))
+    (node.stage / "log.txt").write_bytes(bytes(10_000))
+    path, why = str(node.storage / "large.log"), os.strerror(errno.ENOSPC)
+    for step in (1, 2):
+        write(node.stage / f"step-{step}.pt", step)
+        stager.work()
+    assert names(node.storage) == ["log.txt", "step-1.pt", "step-2.pt"]
+    assert sent(node, messages.OtherFailed) == [messages.OtherFailed(path, why)]
+    assert stager.flush(1) == messages.Flushed(1, (path,), why)
+    room *= 10
+    write(node.stage / "step-3.pt", 3)
+    stager.work()
+    assert picture(node.storage) == picture(node.stage)
+    assert not sent(node, messages.DrainFailed)
 
 
 def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):

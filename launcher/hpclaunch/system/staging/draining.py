@@ -131,6 +131,9 @@ class Draining:
         self._paused, self.chosen = 0.0, None
         path = self._launch.on_storage(contents.key)
         try:
+            if self._is_outdated(contents):
+                self._drained[contents.key] = contents.identity
+                return ""
             is_new = self._copy(found, contents, all_found)
         except GivenUpError as e:
             self._finishes = True
@@ -191,6 +194,7 @@ class Draining:
             # knows that the checkpoint is of this launch.
             self._record.add(contents)
             inside = contents.items if contents.key == HERE else ()
+            beside = [each for each in beside if not self._has_newer(each)]
             self._record.add_others({each.name for each in (*inside, *beside)})
             self._nodes.share()
             self._refuse_older(contents)  # another stager may lead by now
@@ -235,6 +239,13 @@ class Draining:
         for name in contents.moved:
             if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
                 set_aside(path)
+
+    def _is_outdated(self, contents: Contents) -> bool:
+        """Return whether this one was restored, and storage has a newer one of its name, which the
+        job has saved since: nodes that had that one are lost.
+        """
+        decisive = contents.items[-1]
+        return self._nodes.is_old(decisive) and self._has_newer(decisive)
 
     def _refuse_older(self, contents: Contents) -> None:
         """Raise GivenUpError if storage has a newer one of this name, and report that: perhaps only

@@ -154,6 +154,15 @@ class DrainFailed(Message):
     why: str
 
 
+class OtherFailed(Message):
+    """A file that belongs to no checkpoint could not be copied; sent once for each reason. The
+    stager tries again after the next checkpoint, and at the end.
+    """
+
+    path: str
+    why: str
+
+
 class Flushed(Message):
     """Everything has reached storage, except what is `missing`.
 
@@ -170,7 +179,16 @@ class Flushed(Message):
 
 Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Flush
 Reply: TypeAlias = (
-    Listening | Restored | Searched | Refused | NoRoom | Draining | Drained | DrainFailed | Flushed
+    Listening
+    | Restored
+    | Searched
+    | Refused
+    | NoRoom
+    | Draining
+    | Drained
+    | DrainFailed
+    | OtherFailed
+    | Flushed
 )
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

@@ -155,14 +155,16 @@ class Nodes(OneNode):
         self._view.update(self.index, self.inventories, self.holdings, self.sources())
 
     def refresh_soon(self) -> None:
-        """Refresh once all nodes answer. The agent removes those that are lost."""
+        """Refresh once all nodes answer; the agent removes those that are lost. Give way to a
+        flush, since the agent waits for nothing else then.
+        """
         until = time.monotonic() + PATIENCE
         while True:
             try:
                 self.refresh()
                 return
             except (OSError, GivenUpError):
-                if time.monotonic() >= until or not self._leads:
+                if time.monotonic() >= until or not self._leads or self._requests.has_flush:
                     raise
                 self._pause()
 
@@ -225,6 +227,10 @@ class Nodes(OneNode):
 
     def is_here(self, each: StagedFile) -> bool:
         return self._owner(each) == self.index
+
+    def is_old(self, each: StagedFile) -> bool:
+        found = self.inventories.get(self._owner(each))
+        return found is not None and each.name in found.old
 
     def _last_manifests(self, complete: Sequence[Complete]) -> list[Manifest]:
         return [self._last[contents.key] for _, contents in complete]

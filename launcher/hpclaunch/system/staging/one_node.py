@@ -67,6 +67,10 @@ class OneNode:
         """Return whether this node has an item."""
         return True
 
+    def is_old(self, each: StagedFile) -> bool:  # noqa: ARG002
+        """Return whether no script has written an item since the last restore on several nodes."""
+        return False
+
     def deleted(self, vanished: set[str]) -> set[str]:
         """Return the keys of those checkpoints that the script has deleted. `vanished` has the keys
         of all that are no longer in memory: others were lost with a node.

@@ -20,7 +20,7 @@ from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 
 from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, target_of, tree
-from .copying import Between, LostError, RewrittenError, at_once, copy, make_parents
+from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
 from .one_node import OneNode
 from .publishing import draft, draft_beside, later, place
@@ -85,8 +85,9 @@ class OtherFiles:
 
     def drain(
         self, found: Sequence[ExaminedCheckpoint], between: Between, absent: Collection[str]
-    ) -> None:
-        """Copy what has changed while the script runs. Raises what `between` raises.
+    ) -> list[tuple[str, str]]:
+        """Copy what has changed while the script runs. Return the path and the reason of each that
+        storage has not taken. Raises what `between` raises.
 
         A directory that is newer than the last checkpoint waits for the next one: it may be a
         checkpoint that is just being saved, and look like one only later.
@@ -104,7 +105,8 @@ class OtherFiles:
         ]
         new = {f for f in {os.path.dirname(i.name) for i in items} if self._is_new(f, saved)}
         items = [each for each in items if os.path.dirname(each.name) not in new]
-        self._copy(items, found, between, absent)
+        failed = self._copy(items, found, between, absent)
+        return [(name, _why(e)) for name, e in failed if isinstance(e, OSError)]
 
     def _is_new(self, folder: str, saved: int) -> bool:
         """Return whether a directory is new since a save, and so may become a checkpoint."""
@@ -124,13 +126,13 @@ class OtherFiles:
         What was copied before is compared: writing through a mapping (mmap) changes no time. Return
         the path and the reason of each that could not be copied.
         """
-        skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
         try:
+            skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
             items = self._beside(found, skipped)
         except OSError as e:
-            return [(os.path.relpath(e.filename, self._launch.root), e.strerror or str(e))]
+            return [(os.path.relpath(e.filename, self._launch.root), _why(e))]
         self._changed = {each.name for each in items if self._is_changed(each)}
-        return self._copy(items, found, between, absent)
+        return [(name, _why(e)) for name, e in self._copy(items, found, between, absent)]
 
     def _is_changed(self, each: StagedFile) -> bool:
         """Return whether a copy with the size and the time of its original has other bytes."""
@@ -193,13 +195,12 @@ class OtherFiles:
             )
             lacks = again.lacks if again else None
         entry = candidate.place.entry
-        is_foreign = (
-            not entry.is_folder
-            and entry.size > 0
-            and not entry.name.endswith(SUFFIX)
-            and not is_archive(entry.path, entry.identity)
-        )
-        return lacks is not None and not is_foreign
+        if lacks is None or entry.is_folder or not entry.size or entry.name.endswith(SUFFIX):
+            return lacks is not None
+        try:
+            return is_archive(entry.path, entry.identity)
+        except OSError:  # deleted, or unreadable: then copying it says why
+            return False
 
     def _copy(
         self,
@@ -207,10 +208,10 @@ class OtherFiles:
         found: Sequence[ExaminedCheckpoint],
         between: Between,
         absent: Collection[str],
-    ) -> list[tuple[str, str]]:
+    ) -> list[tuple[str, OSError | GivenUpError]]:
         missing = [f.candidate for f in found if self._key(f) in absent]
         new = [i for i in items if i.name in self._changed or not self._record.has(i)]
-        failed: list[tuple[str, str]] = []
+        failed: list[tuple[str, OSError | GivenUpError]] = []
         copied: list[StagedFile] = []
         if not new:
             return failed
@@ -221,12 +222,14 @@ class OtherFiles:
                         if self._copy_one(each, drafted, between, missing):
                             copied.append(each)
                     except (LostError, RewrittenError) as e:  # of another node
-                        failed.append((each.name, str(e)))
+                        failed.append((each.name, e))
                     except OSError as e:
                         if os.path.lexists(os.path.join(self._launch.root, each.name)):
-                            failed.append((each.name, e.strerror or str(e)))
+                            failed.append((each.name, e))
+                        with contextlib.suppress(OSError):  # full storage may have room for others
+                            os.unlink(os.path.join(drafted, each.name))
         except OSError as e:  # no draft can be made
-            failed = [(each.name, e.strerror or str(e)) for each in new]
+            failed = [(each.name, e) for each in new]
         finally:
             self.note_copied(copied)
         return failed
@@ -263,13 +266,14 @@ class OtherFiles:
         return True
 
     def _is_newer_there(self, each: StagedFile) -> bool:
-        """Return whether storage has a later file, and not from this launch: the job may have gone
-        on without a node that was cut off from it.
+        """Return whether storage has a later file that is not of this launch, or that another node
+        has written since the last restore: the job may have continued without a node that was cut
+        off from it, or the other node may be lost.
         """
         with contextlib.suppress(OSError):
-            known = self._record.others.get(each.name, ())
-            there = later(each, self._storage)
-            return there is not None and known[1:] != there.identity
+            if (there := later(each, self._storage)) is not None:
+                known = self._record.others.get(each.name, ())
+                return known[1:] != there.identity or self._nodes.is_old(each)
         return False
 
     def _is_own(self, name: str) -> bool:
@@ -277,6 +281,10 @@ class OtherFiles:
         restored, or is a model, which a script replaces as a whole.
         """
         return name in self._record.others or name.endswith(SAVED)
+
+
+def _why(error: OSError | GivenUpError) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def set_aside(path: str) -> None:

@@ -28,9 +28,11 @@ class Record:
         """Read the file, which may have come from the stager that led before."""
         self.moved: dict[str, list[str]] = {}  # what belongs to a checkpoint, by its key
         self.others: dict[str, tuple[int, ...]] = {}  # versions of the files that storage has
-        if os.path.exists(self._path):
-            with open(self._path, encoding="utf-8", errors="surrogateescape") as file:
-                self.moved, others = json.load(file)
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(self._path, encoding="utf-8", errors="surrogateescape") as file,
+        ):
+            self.moved, others = json.load(file)
             self.others = {name: tuple(version) for name, version in others.items()}
 
     @property

@@ -36,8 +36,12 @@ class Requests:
     @property
     def has_pauses(self) -> bool:
         """Return whether copies should leave time to the workers, as far as the agent says."""
-        is_urgent = self.is_hurried or self.is_gone
-        return not is_urgent and not any(isinstance(r, messages.Flush) for r in self.pending)
+        return not (self.is_hurried or self.is_gone or self.has_flush)
+
+    @property
+    def has_flush(self) -> bool:
+        """Return whether a flush is pending."""
+        return any(isinstance(request, messages.Flush) for request in self.pending)
 
     def serve(self, seconds: float) -> None:
         """Read requests for some time; less if there is work to do or a copy becomes urgent."""

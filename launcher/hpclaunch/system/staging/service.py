@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ class Stager:
         self.nodes = nodes = _nodes(launch, requests)
         self.looking = looking = Looking(launch, requests, nodes)
         self.others, self.deletion = OtherFiles(launch, nodes), Deletion(launch, nodes)
+        self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
         answer = self._answer_restores
         self.draining = Draining(launch, requests, nodes, looking, self.others, answer)
         rmtree(os.path.join(launch.own, HELD))
@@ -186,11 +188,18 @@ class Stager:
                     self.looking.due = 0.0
                     with contextlib.suppress(OSError, GivenUpError):  # the flush reports it
                         between = draining.between(None)
-                        self.others.drain(found, between, draining.absent(found))
+                        self._report(self.others.drain(found, between, draining.absent(found)))
                 break
         self._rotate()
         self.deletion.make_room([c for _, c in complete], draining.is_on_storage)
         self.nodes.share()
+
+    def _report(self, failed: Sequence[tuple[str, str]]) -> None:
+        """Report one of the files that could not be copied, unless the reason was reported."""
+        (name, why), before = failed[0] if failed else ("", ""), self._others_fail
+        self._others_fail = why
+        if why not in ("", before):
+            self.requests.send(messages.OtherFailed(self._launch.on_storage(name), why))
 
     def _rotate(self) -> None:
         """Delete on storage what the script has deleted, if it is not needed any more."""
