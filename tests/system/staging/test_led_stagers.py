@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from random_kills import wait_for
 from saving_scripts import picture, write
+from stalling_storage import CALLS, stalling_storage
 
 from hpclaunch.system.shared import helper
 from hpclaunch.system.staging import messages
@@ -121,3 +122,49 @@ def test_a_launch_that_loses_its_leader(stagers):
     leader.flush(3)
     assert wait_for(leader, messages.Flushed) == messages.Flushed(3, (), "")
     assert picture(stagers.storage) == {**saved, "log.txt": picture(stagers.stage(1))["log.txt"]}
+
+
+def any_of(calls, few):
+    """Return test parameters of which `make quick` has a few."""
+    marks = {True: [], False: [pytest.mark.exhaustive]}
+    return [pytest.param(call, marks=marks[call in few]) for call in calls]
+
+
+@pytest.mark.parametrize("call", any_of(["all", *CALLS], ["all", "rename"]))
+def test_while_storage_hangs_memory_serves(tmp_path, call):
+    """The newest checkpoint is copied to another node, found, and restored after the loss of its
+    own; it reaches storage later.
+    """
+    with stalling_storage(tmp_path) as storage:
+        stagers = Stagers(tmp_path, 3)
+        try:
+            leader = stagers.lead(0)
+            leader.restore(1, nodes=(0, 1, 2))
+            assert wait_for(leader, messages.Restored).path == ""
+            write(stagers.stage(2) / "step-1.pt", 1)
+            wait_for(leader, messages.Drained)
+            storage.stall(*() if call == "all" else (call,))
+            write(stagers.stage(2) / "step-2.pt", 2)
+            kept, until = stagers.stage(0).parent / "kept", time.monotonic() + 20
+            while not [*kept.rglob("step-2.pt")]:
+                assert time.monotonic() < until, "no other node has it"
+                time.sleep(0.05)
+            time.sleep(1.5)  # another look
+            leader.search(2)
+            found = wait_for(leader, messages.Searched, 20).found
+            newest = str(stagers.storage / "step-2.pt")
+            assert [(each.path, each.lacks) for each in found] == [(newest, None)]
+            saved = picture(stagers.stage(2))["step-2.pt"]
+            stagers.lose(2)
+            leader = stagers.lead(0)
+            leader.restore(3, nodes=(0, 1))
+            assert wait_for(leader, messages.Restored, 20).path == ""
+            stages = [stagers.stage(index) for index in (0, 1)]
+            assert [picture(stage)["step-2.pt"] for stage in stages] == [saved] * 2
+            storage.release()
+            leader.flush(4)
+            assert wait_for(leader, messages.Flushed) == messages.Flushed(4, (), "")
+            assert picture(storage.source)["ckpt/step-2.pt"] == saved
+        finally:
+            storage.release()
+            stagers.close()
