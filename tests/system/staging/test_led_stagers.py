@@ -130,7 +130,7 @@ def any_of(calls, few):
     return [pytest.param(call, marks=marks[call in few]) for call in calls]
 
 
-@pytest.mark.parametrize("call", any_of(["all", *CALLS], ["all", "rename"]))
+@pytest.mark.parametrize("call", any_of(["all", *CALLS], ["all", "readdir", "rename"]))
 def test_while_storage_hangs_memory_serves(tmp_path, call):
     """The newest checkpoint is copied to another node, found, and restored after the loss of its
     own; it reaches storage later.
