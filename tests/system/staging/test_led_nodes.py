@@ -30,6 +30,7 @@ from hpclaunch.system.staging.one_node import OneNode
 from hpclaunch.system.staging.orders import Call, Copy, Look, Note
 
 NEWER = "storage has a newer one"
+SILENT = "storage has not answered for 0.3 s, and may have a newer one"
 
 
 @pytest.fixture
@@ -1064,9 +1065,25 @@ def test_what_memory_has_counts_while_storage_does_not_answer(nodes, answer_of_s
     stager = nodes.lead(1)
     answer_of_storage.clear()
     restored = nodes.restore(stager)
-    why = "storage has not answered for 0.3 s, and may have a newer one"
-    assert (restored.path, restored.skipped) == ("", (f"{nodes.storage}/*: {why}",))
+    assert (restored.path, restored.skipped) == ("", (f"{nodes.storage}/*: {SILENT}",))
     assert picture(nodes.stages[2])["step-2.pt"] == saved["step-2.pt"]
+
+
+def test_an_older_one_in_memory_counts_while_storage_does_not_answer(nodes, answer_of_storage):
+    """Two nodes with the newest in memory are lost; a line says that storage may have it."""
+    answer_of_storage.set()
+    stager = nodes.lead(0)
+    for step, index in ((1, 0), (2, 1)):
+        write(nodes.stages[index] / f"step-{step}.pt", step)
+        nodes.work(stager)
+    nodes.lose(1, 2)
+    answer_of_storage.clear()
+    restored = nodes.restore(stager)
+    assert (restored.path, restored.skipped) == ("", (f"{nodes.storage}/*: {SILENT}",))
+    assert os.listdir(nodes.stages[0]) == ["step-1.pt"]
+    answer_of_storage.set()
+    restored = nodes.restore(stager)
+    assert (restored.path, restored.skipped) == (str(nodes.storage / "step-2.pt"), ())
 
 
 def test_while_memory_has_nothing_a_restore_waits_for_storage(nodes, answer_of_storage):

@@ -120,13 +120,17 @@ class Gathering:
 
     def _chosen(self, found: Sequence[Manifest], request: Restore) -> Manifest | None:
         """Return the newest generation in memory, unless storage has a newer one. If storage does
-        not answer, memory counts: this launch has saved what is there.
+        not answer, memory counts.
         """
         storage, self._skipped = self._launch.storage, ()
         avoid = {os.path.relpath(path, storage) for path in request.avoid}
-        if choice(found, self._nodes.holdings, avoid=avoid) is None:
+        newest = choice(found, self._nodes.holdings, avoid=avoid)
+        if newest is None:
             return None
-        stored, until = 0, time.monotonic() + PATIENCE
+        known = 0 if request.avoid else self._draining.newest  # on storage
+        if 0 < known <= newest.time:
+            return newest
+        until = time.monotonic() + PATIENCE
 
         def meanwhile(done: int, took: float) -> int:
             if time.monotonic() >= until:
@@ -135,13 +139,12 @@ class Gathering:
 
         try:
             run = self._launch.storage_thread.run
-            stored = self._draining.newest
-            if not stored or request.avoid:
-                stored = run(self._stored, request.avoid, meanwhile=meanwhile)
+            stored = run(self._stored, request.avoid, meanwhile=meanwhile)
         except OSError as e:
             why = e.strerror or str(e)
             self._skipped = (f"{os.path.join(storage, '*')}: {why}, and may have a newer one",)
-        return choice(found, self._nodes.holdings, stored=stored, avoid=avoid)
+            return newest
+        return newest if stored <= newest.time else None
 
     def _stored(self, avoid: Collection[str]) -> int:
         """Return the time of the newest checkpoint on storage. Raises OSError."""
