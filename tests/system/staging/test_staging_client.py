@@ -175,7 +175,7 @@ def test_full_storage(client, directory, small):
 
 
 def test_storage_that_hangs_does_not_keep_memory_full(tmp_path):
-    """What is on storage is deleted in memory when that gets short: the script keeps all."""
+    """Checkpoints on storage are deleted in memory when that gets short: the script keeps all."""
     base, target = tmp_path / "memory", tmp_path / "storage" / "ckpt"
     base.mkdir()
     with stalling_storage(tmp_path) as storage, tmpfs(base, "6000k"):  # for three

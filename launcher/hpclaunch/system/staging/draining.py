@@ -303,8 +303,8 @@ class Draining:
         return between
 
     def meanwhile(self, _done: int, _took: float) -> int:
-        """Go on with what needs only memory, while storage may hang: this is a `Between`, which
-        makes no pauses and never gives up.
+        """Do what needs only memory, while storage may hang: this is a `Between` that makes no
+        pauses and never gives up.
         """
         self._serve(0.0)
         if self._looking.is_due:

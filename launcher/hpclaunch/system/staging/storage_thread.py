@@ -1,8 +1,8 @@
 """The thread in which a stager calls storage.
 
 If storage hangs, such as an NFS server that is away, each call on it blocks for minutes. So the
-stager's own thread never makes one: it waits for this thread, and meanwhile goes on with what needs
-only memory. `copying.copy` has threads of its own, and goes on in the same way.
+stager's main thread makes none: it waits for this thread, and meanwhile does what needs only
+memory. `copying.copy` has threads of its own, for which the main thread waits in the same way.
 """
 
 from __future__ import annotations
