@@ -14,12 +14,23 @@ from led_nodes import LedNodes
 from looking import cut_short, damage, newest
 from saving_scripts import deepspeed, picture, write
 
-from hpclaunch.system.staging import copying, draining, looking, messages, node, room, view
+from hpclaunch.system.checkpoints.service import CheckpointService
+from hpclaunch.system.staging import (
+    copying,
+    draining,
+    gathering,
+    looking,
+    messages,
+    node,
+    room,
+    view,
+)
 from hpclaunch.system.staging import nodes as nodes_of
 from hpclaunch.system.staging.one_node import OneNode
 from hpclaunch.system.staging.orders import Call, Copy, Look, Note
 
 NEWER = "storage has a newer one"
+SILENT = "storage has not answered for 0.3 s, and may have a newer one"
 
 
 @pytest.fixture
@@ -1074,6 +1085,64 @@ def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
     assert os.listdir(nodes.storage) == ["step-1.pt"]
     write(nodes.stages[0] / "step-3.pt", 3)
     assert stager.flush(2).mixed == ()  # storage has a newer one
+
+
+@pytest.fixture
+def answer_of_storage(monkeypatch):
+    """Have searches of storage wait until this event is set, and restores not wait for long."""
+    monkeypatch.setattr(gathering, "PATIENCE", 0.3)
+    answers, examine = threading.Event(), CheckpointService.examine
+
+    def waiting(self, *more):
+        if self.where.endswith("storage/ckpt"):
+            answers.wait(20)
+        return examine(self, *more)
+
+    monkeypatch.setattr(CheckpointService, "examine", waiting)
+    yield answers
+    answers.set()
+
+
+def test_what_memory_has_counts_while_storage_does_not_answer(nodes, answer_of_storage):
+    """The stager that leads now has drained nothing, so it does not know what is on storage."""
+    answer_of_storage.set()
+    stager = nodes.lead(0)
+    write(nodes.stages[1] / "step-1.pt", 1)
+    nodes.work(stager)
+    write(nodes.stages[1] / "step-2.pt", 2)
+    saved = picture(nodes.stages[1])
+    nodes.care(stager)
+    nodes.lose(0)
+    stager = nodes.lead(1)
+    answer_of_storage.clear()
+    restored = nodes.restore(stager)
+    assert (restored.path, restored.skipped) == ("", (f"{nodes.storage}/*: {SILENT}",))
+    assert picture(nodes.stages[2])["step-2.pt"] == saved["step-2.pt"]
+
+
+def test_an_older_one_in_memory_counts_while_storage_does_not_answer(nodes, answer_of_storage):
+    """Two nodes with the newest in memory are lost; a line says that storage may have it."""
+    answer_of_storage.set()
+    stager = nodes.lead(0)
+    for step, index in ((1, 0), (2, 1)):
+        write(nodes.stages[index] / f"step-{step}.pt", step)
+        nodes.work(stager)
+    nodes.lose(1, 2)
+    answer_of_storage.clear()
+    restored = nodes.restore(stager)
+    assert (restored.path, restored.skipped) == ("", (f"{nodes.storage}/*: {SILENT}",))
+    assert os.listdir(nodes.stages[0]) == ["step-1.pt"]
+    answer_of_storage.set()
+    restored = nodes.restore(stager)
+    assert (restored.path, restored.skipped) == (str(nodes.storage / "step-2.pt"), ())
+
+
+def test_while_memory_has_nothing_a_restore_waits_for_storage(nodes, answer_of_storage):
+    write(nodes.storage / "step-1.pt", 1)
+    threading.Timer(1.0, answer_of_storage.set).start()
+    restored = nodes.restore(nodes.lead())
+    assert (restored.path, restored.skipped) == (str(nodes.storage / "step-1.pt"), ())
+    assert [picture(stage) for stage in nodes.stages] == [picture(nodes.storage)] * 3
 
 
 def test_the_next_round_does_not_wait_for_a_drain(nodes, tmp_path, monkeypatch):

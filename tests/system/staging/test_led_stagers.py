@@ -1,5 +1,6 @@
 """Stagers of several nodes as processes, which reach each other over a network."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from random_kills import wait_for
 from saving_scripts import picture, write
+from stalling_storage import CALLS, stalling_storage
 
 from hpclaunch.system.shared import helper
 from hpclaunch.system.staging import messages
@@ -121,3 +123,51 @@ def test_a_launch_that_loses_its_leader(stagers):
     leader.flush(3)
     assert wait_for(leader, messages.Flushed) == messages.Flushed(3, (), "")
     assert picture(stagers.storage) == {**saved, "log.txt": picture(stagers.stage(1))["log.txt"]}
+
+
+def any_of(calls, few):
+    """Return test parameters of which `make test` has a few."""
+    marks = {True: [], False: [pytest.mark.exhaustive]}
+    return [pytest.param(call, marks=marks[call in few]) for call in calls]
+
+
+def save(stage, step):
+    """Save a checkpoint with a file that the view has as a whole, and one that its node copies."""
+    write(stage / f"step-{step}" / "rank-0.pt", step)
+    write(stage / f"step-{step}" / "rank-1.pt", step, more=os.urandom(3 << 20))
+    (stage / f"step-{step}" / ".complete").touch()
+
+
+@pytest.mark.parametrize("call", any_of(["all", *CALLS], ["all", "readdir", "rename"]))
+def test_storage_that_hangs_holds_up_nothing_in_memory(tmp_path, call):
+    """The newest checkpoint is copied to another node, found, and restored after the loss of its
+    own; it reaches storage later.
+    """
+    with stalling_storage(tmp_path) as storage, contextlib.closing(Stagers(tmp_path, 3)) as stagers:
+        leader = stagers.lead(0)
+        leader.restore(1, nodes=(0, 1, 2))
+        assert wait_for(leader, messages.Restored).path == ""
+        save(stagers.stage(2), 1)
+        wait_for(leader, messages.Drained)
+        storage.stall(*() if call == "all" else (call,))
+        save(stagers.stage(2), 2)
+        kept, until = stagers.stage(0).parent / "kept", time.monotonic() + 20
+        while not [*kept.rglob("step-2/.complete")]:
+            assert time.monotonic() < until, "no other node has it"
+            time.sleep(0.05)
+        time.sleep(1.5)  # another look
+        leader.search(2)
+        found = wait_for(leader, messages.Searched, 20).found
+        newest = str(stagers.storage / "step-2")
+        assert [(each.path, each.lacks) for each in found] == [(newest, None)]
+        saved, killed = picture(stagers.stage(2) / "step-2"), stagers.clients[2]._process
+        stagers.lose(2)
+        leader = stagers.lead(0)
+        leader.restore(3, nodes=(0, 1))
+        assert wait_for(leader, messages.Restored, 20).path == ""
+        assert [picture(stagers.stage(i) / "step-2") for i in (0, 1)] == [saved] * 2
+        storage.release()
+        killed.wait(20)  # it could not end during a call
+        leader.flush(4)
+        assert wait_for(leader, messages.Flushed) == messages.Flushed(4, (), "")
+        assert picture(storage.source / "ckpt" / "step-2") == saved

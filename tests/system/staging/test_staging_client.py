@@ -1,5 +1,6 @@
 """The stager as a process: requests and replies, the end of its agent, and a full disk."""
 
+import contextlib
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from random_kills import wait_for
 from saving_scripts import SCRIPTS, picture, write
+from stalling_storage import stalling_storage
 
 from hpclaunch.system.shared import helper
 from hpclaunch.system.staging import messages
@@ -133,14 +135,23 @@ def test_a_pattern(directory, storage, pattern):
         client.close()
 
 
+@contextlib.contextmanager
+def tmpfs(path, size):
+    """Mount a file system of this size in memory."""
+    if os.geteuid():
+        pytest.skip("only root can mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
 @pytest.fixture
 def small(storage):
     """Mount a file system with room for two checkpoints at the storage directory."""
-    if os.geteuid():
-        pytest.skip("only root can mount")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=450k", "none", str(storage)], check=True)
-    yield storage
-    subprocess.run(["umount", "-l", str(storage)], check=True)
+    with tmpfs(storage, "450k"):
+        yield storage
 
 
 def test_full_storage(client, directory, small):
@@ -161,3 +172,27 @@ def test_full_storage(client, directory, small):
     client.flush(2)
     assert wait_for(client, messages.Flushed).missing == (str(small / "step-1.pt"),)
     assert "step-3.pt" in picture(small)
+
+
+def test_storage_that_hangs_does_not_keep_memory_full(tmp_path):
+    """Checkpoints on storage are deleted in memory when that gets short: the script keeps all."""
+    base, target = tmp_path / "memory", tmp_path / "storage" / "ckpt"
+    base.mkdir()
+    with stalling_storage(tmp_path) as storage, tmpfs(base, "6000k"):  # for three
+        target.mkdir()
+        directory = StageDirectory(str(base), str(target))
+        stage = Path(directory.path)
+        with contextlib.closing(StagingClient(str(target), str(stage), (), "", "auto")) as client:
+            for step in (1, 2):
+                write(stage / f"step-{step}.pt", step, more=os.urandom(1 << 20))
+                assert wait_for(client, messages.Drained).step == step
+            storage.stall()
+            write(stage / "step-3.pt", 3, more=os.urandom(1 << 20))
+            until = time.monotonic() + 20
+            while (stage / "step-1.pt").exists():
+                assert time.monotonic() < until, "there is no room for another one"
+                time.sleep(0.05)
+            storage.release()
+            assert wait_for(client, messages.Drained).step == 3
+        directory.remove()
+        assert sorted(os.listdir(target)) == ["step-1.pt", "step-2.pt", "step-3.pt"]

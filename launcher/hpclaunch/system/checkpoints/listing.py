@@ -11,7 +11,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -98,27 +97,40 @@ class Entries(Mapping[str, Entry]):
 
 
 class Folder:
-    """A directory. Listing it may raise OSError."""
+    """A directory. Listing it may raise OSError.
+
+    It has no `cached_property`: before Python 3.12, all instances share that one's lock, and a
+    directory that hangs would hold up other threads.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._folders: dict[str, Folder] = {}
+        self._found: list[os.DirEntry[str]] | None = None
+        self._files_found: Entries | None = None
+        self._folders_found: Entries | None = None
 
-    @cached_property
+    @property
     def _listed(self) -> list[os.DirEntry[str]]:
-        with os.scandir(self.path) as found:
-            listed = list(islice(found, MOST_ENTRIES + 1))
-        if len(listed) > MOST_ENTRIES:
-            raise OSError(errno.EFBIG, f"it has more than {MOST_ENTRIES} files", self.path)
-        return listed
+        if self._found is None:
+            with os.scandir(self.path) as found:
+                listed = list(islice(found, MOST_ENTRIES + 1))
+            if len(listed) > MOST_ENTRIES:
+                raise OSError(errno.EFBIG, f"it has more than {MOST_ENTRIES} files", self.path)
+            self._found = listed
+        return self._found
 
-    @cached_property
+    @property
     def files(self) -> Entries:
-        return Entries(entry for entry in self._listed if is_kind(entry, entry.is_file))
+        if self._files_found is None:
+            self._files_found = Entries(e for e in self._listed if is_kind(e, e.is_file))
+        return self._files_found
 
-    @cached_property
+    @property
     def folders(self) -> Entries:
-        return Entries(entry for entry in self._listed if is_kind(entry, entry.is_dir))
+        if self._folders_found is None:
+            self._folders_found = Entries(e for e in self._listed if is_kind(e, e.is_dir))
+        return self._folders_found
 
     def folder(self, name: str) -> Folder:
         if name not in self._folders:

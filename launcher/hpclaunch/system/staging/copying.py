@@ -53,27 +53,39 @@ def copy(items: Sequence[StagedFile], source: str, draft: str, between: Between)
     them written to the disk. `between` is called between two pieces, and while threads copy them,
     in case storage stalls. Raises OSError and what `between` raises.
     """
+    files = [each for each in items if each.is_file]
+    spans, done, took = _spans(files), 0, 0.0
+    with ThreadPoolExecutor(THREADS) as pool:
+        results([pool.submit(_prepare, items, draft)], between, done)
+        while batch := list(islice(spans, between(done, took))):
+            began = time.monotonic()
+            # Else another launch would take the draft for abandoned.
+            touched = pool.submit(os.utime, draft)
+            copied = [pool.submit(_copy_span, source, draft, *span) for span in batch]
+            done += sum(results(copied, between, done))
+            results([touched], between, done)
+            took = time.monotonic() - began
+        finished = [pool.submit(_finish, os.path.join(draft, each.name), each) for each in files]
+        results(finished, between, done)
+        results([pool.submit(_finish_folders, items, draft)], between, done)
+
+
+def _prepare(items: Iterable[StagedFile], draft: str) -> None:
+    """Make the directories and links in a draft."""
     for each in items:
         target = os.path.join(draft, each.name)
         os.makedirs(target if each.is_folder else os.path.dirname(target), exist_ok=True)
         if each.is_link:
             os.symlink(each.target, target)
-    files = [each for each in items if each.is_file]
-    spans, done, took = _spans(files), 0, 0.0
-    with ThreadPoolExecutor(THREADS) as pool:
-        while batch := list(islice(spans, between(done, took))):
-            began = time.monotonic()
-            os.utime(draft)  # else another launch would take it for abandoned
-            copied = [pool.submit(_copy_span, source, draft, *span) for span in batch]
-            done += sum(_results(copied, between, done))
-            took = time.monotonic() - began
-        finished = [pool.submit(_finish, os.path.join(draft, each.name), each) for each in files]
-        _results(finished, between, done)
+
+
+def _finish_folders(items: Iterable[StagedFile], draft: str) -> None:
+    """Finish the directories, each after those in it."""
     for each in reversed([each for each in items if each.is_folder]):
         _finish(os.path.join(draft, each.name), each)
 
 
-def _results(calls: Sequence[Future[T]], between: Between, done: int) -> list[T]:
+def results(calls: Sequence[Future[T]], between: Between, done: int) -> list[T]:
     """Wait for calls of threads. Raises what they raise, and in the end what `between` raises."""
     given_up: GivenUpError | None = None
     while wait(calls, TICK).not_done:

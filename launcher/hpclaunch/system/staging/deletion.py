@@ -40,21 +40,25 @@ class Deletion:
         self._kept, self._drains = deleted, drains
         owners = {name: key for key, names in moved.items() for name in names}
         with contextlib.suppress(OSError):  # tried again after the next drain
+            run = self._launch.storage_thread.run
             found = [
                 (owners.get(name := os.path.relpath(f.candidate.path, self._storage), name), f)
-                for f in self._launch.there.examine(rounds)
+                for f in run(lambda: list(self._launch.there.examine(rounds)))
             ]
             staying = moved.keys() - deleted
             times = (f.candidate.time for key, f in found if key in staying and f.lacks is None)
             latest = max(times, default=0)  # not by step: steps may begin again at 0
             for key, each in found:
                 if key in deleted and each.candidate.time < latest:
-                    for path in (os.path.join(self._storage, name) for name in moved[key]):
-                        with contextlib.suppress(FileNotFoundError):
-                            remove(path, self._storage, self._launch.name)
+                    run(self._remove, moved[key])
                     self._record.forget(key)
                     deleted.remove(key)
                     yield key
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for path in (os.path.join(self._storage, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                remove(path, self._storage, self._launch.name)
 
     def _is_here(self, names: Sequence[str]) -> bool:
         return any(os.path.lexists(os.path.join(self._launch.root, name)) for name in names)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
@@ -20,14 +21,14 @@ from .copying import (
     Between,
     GivenUpError,
     RewrittenError,
-    at_once,
     make_parents,
 )
+from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
-from .one_node import OneNode
+from .one_node import Complete, OneNode
 from .other_files import OtherFiles, set_aside
-from .publishing import draft, later, publish, sweep
+from .publishing import later, publish, sweep
 from .removal import rmtree
 from .requests import Requests
 
@@ -46,12 +47,16 @@ class Draining:
         nodes: OneNode,
         looking: Looking,
         others: OtherFiles,
+        deletion: Deletion,
         answer: Callable[[], None],
     ) -> None:
         """`answer` answers requests that do not wait for the end of a drain."""
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
-        self._nodes, self._others, self._answer = nodes, others, answer
+        self._nodes, self._others, self._deletion = nodes, others, deletion
+        self._answer = answer
+        self._run = launch.storage_thread.run
+        launch.storage_thread.meanwhile = self.meanwhile
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.newest = 0  # the time of the newest one that was drained
@@ -65,6 +70,7 @@ class Draining:
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
         self._no_room: messages.NoRoom | None = None
         self._say_due = 0.0
+        self._unweighed: list[Complete] | None = None  # of a look that no copy has considered yet
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
 
@@ -83,10 +89,14 @@ class Draining:
                 return ""
             return os.path.relpath(found.candidate.decides.path, path)
 
+        def swept() -> bool:
+            places = {self._storage, *roots(self._launch.there.where)}
+            return sweep(places, decisive, self._launch.name)
+
         rmtree(self._held)
-        places = {self._storage, *roots(self._launch.there.where)}
-        self._is_swept = sweep(places, decisive, self._launch.name)
-        self._term = self._nodes.term
+        term = self._nodes.term
+        self._is_swept = self._run(swept)
+        self._term = term
 
     def sweep_again(self) -> None:
         """Sweep if something may be left, also by another node that has led. Raises OSError."""
@@ -99,10 +109,13 @@ class Draining:
         """
         is_drained = self._drained.get(contents.key) == contents.identity
         if is_drained and self._looking.has_ended:
-            if self._launch.has_several_nodes:
-                return contents.is_copied(self._storage)
-            return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
+            return self._run(self._is_still_there, contents)
         return is_drained
+
+    def _is_still_there(self, contents: Contents) -> bool:
+        if self._launch.has_several_nodes:
+            return contents.is_copied(self._storage)
+        return all(os.path.lexists(os.path.join(self._storage, n)) for n in contents.moved)
 
     def is_waiting(self, contents: Contents) -> bool:
         """Return whether the drain of this has failed, and is tried again only later."""
@@ -128,7 +141,7 @@ class Draining:
     ) -> str:
         """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
         began, step = time.monotonic(), found.candidate.step
-        self._paused, self.chosen = 0.0, None
+        self._paused, self.chosen, self._unweighed = 0.0, None, None
         path = self._launch.on_storage(contents.key)
         try:
             if self._is_outdated(contents):
@@ -167,17 +180,17 @@ class Draining:
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
         self.sweep_again()
-        is_there = contents.is_copied(self._storage)
-        with draft(self._storage, self._launch.name) as drafted:
+        is_there = self._run(contents.is_copied, self._storage)
+        with self._launch.storage_thread.draft(self._storage, self._launch.name) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._launch.root, contents.key, candidates, self.absent(all_found))
             beside = [
                 each
                 for each in beside
-                if not self._record.has(each) and not is_copied(each, self._storage)
+                if not self._record.has(each) and not self._run(is_copied, each, self._storage)
             ]
-            # Trackers are rewritten in place, so they are copied at once.
-            self._nodes.copy(beside, self._launch.root, drafted, at_once)
+            # Trackers are rewritten in place, so they are copied without pauses.
+            self._nodes.copy(beside, self._launch.root, drafted, self.meanwhile)
             beside = [each for each in beside if is_unchanged(each, self._launch.root)]
             if not is_there:
                 self._refuse_older(contents)
@@ -189,7 +202,7 @@ class Draining:
             if not is_there and contents.key != HERE:
                 self._keep_others(contents)
             for name in (*contents.moved, *(each.name for each in beside)):
-                make_parents(name, self._launch.root, self._storage)
+                self._run(make_parents, name, self._launch.root, self._storage)
             # Record it before it is published: if this stager is killed in between, the next one
             # knows that the checkpoint is of this launch.
             self._record.add(contents)
@@ -199,13 +212,14 @@ class Draining:
             self._nodes.share()
             self._refuse_older(contents)  # another stager may lead by now
             beside = [each for each in beside if not self._has_newer(each)]
-            publish(
+            self._refuse_unchosen(contents)
+            self._run(
+                partial(publish, is_there=is_there),
                 contents,
                 beside,
                 drafted,
                 self._storage,
                 self._launch.name,
-                is_there=is_there,
             )
         self._others.note_copied(beside if is_there else [*inside, *beside])
         return not is_there
@@ -237,8 +251,8 @@ class Draining:
             *(n for names in self._record.moved.values() for n in names),
         }
         for name in contents.moved:
-            if name not in own and os.path.lexists(path := os.path.join(self._storage, name)):
-                set_aside(path)
+            if name not in own:
+                self._run(set_aside, os.path.join(self._storage, name))
 
     def _is_outdated(self, contents: Contents) -> bool:
         """Return whether this one was restored, and storage has a newer one of its name, which the
@@ -261,7 +275,12 @@ class Draining:
         """Return whether storage has a later file of this name: from another stager, which leads by
         now.
         """
-        return self._launch.has_several_nodes and later(each, self._storage) is not None
+        return self._launch.has_several_nodes and self._run(later, each, self._storage) is not None
+
+    def _refuse_unchosen(self, contents: Contents) -> None:
+        """Raise GivenUpError if the job resumes from an older checkpoint than this."""
+        if self.chosen is not None and self.chosen < contents.time:
+            raise GivenUpError("the job resumes from an older one")
 
     def _hold(self, contents: Contents) -> None:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
@@ -282,26 +301,49 @@ class Draining:
                 self._say_due = now + SAY
                 path = self._launch.on_storage(contents.key)
                 self._requests.send(messages.Draining(path, done, contents.size))
-            self._requests.serve(took if self.has_pauses else 0.0)
-            self._answer()
-            self._paused += time.monotonic() - now
-            if contents is not None and self.chosen is not None and self.chosen < contents.time:
-                raise GivenUpError("the job resumes from an older one")
-            if not self._looking.has_ended and time.monotonic() >= self._looking.due:
-                self._check_worth(contents, done)
+            self._serve(took if self.has_pauses else 0.0)
+            if contents is not None:
+                self._refuse_unchosen(contents)
+            if self._looking.is_due:
+                self._look()
+            complete, self._unweighed = self._unweighed, None
+            if complete is not None and not self._looking.has_ended:
+                self._check_worth(contents, done, complete)
             return 1 if self.has_pauses else THREADS
 
         return between
 
-    def _check_worth(self, contents: Contents | None, done: int) -> None:
-        """Raise GivenUpError if a newer checkpoint should be drained instead. At least every other
-        drain is finished, however often the script saves.
+    def meanwhile(self, _done: int, _took: float) -> int:
+        """Do what needs only memory, while storage may hang: this is a `Between` that makes no
+        pauses and never gives up.
         """
+        self._serve(0.0)
+        if self._looking.is_due:
+            self._look()
+        return THREADS
+
+    def _serve(self, seconds: float) -> None:
+        began = time.monotonic()
+        self._requests.serve(seconds)
+        self._answer()
+        self._paused += time.monotonic() - began
+
+    def _look(self) -> None:
+        """Look for new checkpoints, have other nodes copy them, and make room in memory."""
         if (found := self._looking.look()) is None:
             return
         complete = self._looking.complete(found)
         self.check_room(complete)
         self._nodes.care(complete)
+        self._deletion.make_room([c for _, c in complete], self.is_on_storage)
+        self._unweighed = complete
+
+    def _check_worth(
+        self, contents: Contents | None, done: int, complete: Sequence[Complete]
+    ) -> None:
+        """Raise GivenUpError if a newer checkpoint should be drained instead: `complete` are those
+        of the last look. At least every other drain is finished, however often the script saves.
+        """
         newest = complete[0][1] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:

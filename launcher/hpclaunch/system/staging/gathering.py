@@ -5,10 +5,11 @@ into its staging directory, so that scripts find there what they would find on s
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hpclaunch.core.staging.choice import choice, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
@@ -20,10 +21,11 @@ from .draining import Draining
 from .launch import Launch
 from .looking import Looking
 from .messages import Refused, Restore, Restored
-from .nodes import Nodes
+from .nodes import PATIENCE, Nodes
 from .one_node import OneNode
 from .orders import Settle
 from .other_files import OtherFiles
+from .requests import Requests
 
 TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
 
@@ -50,10 +52,12 @@ class Gathering:
         looking: Looking,
         draining: Draining,
         others: OtherFiles,
+        requests: Requests,
     ) -> None:
         assert isinstance(nodes, Nodes), "there are several"
         self._launch, self._nodes, self._looking = launch, nodes, looking
-        self._draining, self._others = draining, others
+        self._draining, self._others, self._requests = draining, others, requests
+        self._skipped: tuple[str, ...] = ()  # what storage may have, if it does not answer
 
     def run(
         self,
@@ -83,7 +87,7 @@ class Gathering:
         found = nodes.manifests(complete)
         chosen, holdings = self._chosen(found, request), nodes.holdings
         self._draining.chosen = 0 if chosen is None else chosen.time
-        reply = Restored(request.id, "", 0, 0.0)
+        reply = Restored(request.id, "", 0, 0.0, self._skipped)
         if chosen is None:
             answer, restored = from_storage()
             if isinstance(answer, Refused):
@@ -115,17 +119,37 @@ class Gathering:
         return [], ""
 
     def _chosen(self, found: Sequence[Manifest], request: Restore) -> Manifest | None:
-        storage = self._launch.storage
+        """Return the newest generation in memory, unless storage has a newer one. If storage does
+        not answer, memory counts.
+        """
+        storage, self._skipped = self._launch.storage, ()
         avoid = {os.path.relpath(path, storage) for path in request.avoid}
-        stored = self._stored(request)
-        return choice(found, self._nodes.holdings, stored=stored, avoid=avoid)
+        newest = choice(found, self._nodes.holdings, avoid=avoid)
+        if newest is None:
+            return None
+        known = 0 if request.avoid else self._draining.newest  # on storage
+        if 0 < known <= newest.time:
+            return newest
+        until = time.monotonic() + PATIENCE
 
-    def _stored(self, request: Restore) -> int:
+        def meanwhile(done: int, took: float) -> int:
+            if time.monotonic() >= until:
+                raise TimeoutError(errno.ETIMEDOUT, f"storage has not answered for {PATIENCE:g} s")
+            return self._requests.meanwhile(done, took)
+
+        try:
+            run = self._launch.storage_thread.run
+            stored = run(self._stored, request.avoid, meanwhile=meanwhile)
+        except OSError as e:
+            why = e.strerror or str(e)
+            self._skipped = (f"{os.path.join(storage, '*')}: {why}, and may have a newer one",)
+            return newest
+        return newest if stored <= newest.time else None
+
+    def _stored(self, avoid: Collection[str]) -> int:
         """Return the time of the newest checkpoint on storage. Raises OSError."""
-        if self._draining.newest and not request.avoid:
-            return self._draining.newest
         for found in self._launch.there.examine():
-            if found.lacks is None and found.candidate.path not in request.avoid:
+            if found.lacks is None and found.candidate.path not in avoid:
                 return found.candidate.time
         return 0
 

@@ -7,6 +7,7 @@ import os
 from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .record import Record
+from .storage_thread import StorageThread
 
 
 class Launch:
@@ -34,6 +35,7 @@ class Launch:
         self.here, self.there = self._searching(self.stage), self._searching(self.storage)
         self.root, self.seen = self.stage, self.here
         self.record = Record(self.own)
+        self.storage_thread = StorageThread()
 
     def look_into(self, root: str) -> None:
         """Look for checkpoints in this directory from now on."""

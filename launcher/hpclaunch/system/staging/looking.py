@@ -40,6 +40,11 @@ class Looking:
             (time.thread_time, LONGEST) if has_several else (time.monotonic, math.inf)
         )
 
+    @property
+    def is_due(self) -> bool:
+        """Return whether a look is due in the middle of other work."""
+        return not self.has_ended and time.monotonic() >= self.due
+
     def look(self) -> list[ExaminedCheckpoint] | None:
         """Return the checkpoints that are in memory now, the newest first; None if the look has
         failed.

@@ -20,7 +20,7 @@ from hpclaunch.core.staging.generations import Holding, Manifest
 
 from .caring import Caring
 from .contents import Contents, is_part
-from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy
+from .copying import Between, GivenUpError, LostError, RewrittenError, copy
 from .fetching import Source
 from .launch import Launch
 from .messages import Follow, Lead, Listening, Secret
@@ -335,7 +335,7 @@ class Nodes(OneNode):
             copy(here, source, drafted, _with(calls, between))
             done = sum(each.size for each in here if each.is_file)
             self._await(calls, drafted, done, between)
-        copy(folders, source, drafted, at_once)
+        copy(folders, source, drafted, self.launch.storage_thread.meanwhile)
 
     @contextlib.contextmanager
     def _copying(
@@ -366,7 +366,8 @@ class Nodes(OneNode):
         both = _with(calls, between)
 
         def meanwhile() -> None:
-            os.utime(drafted)  # else another launch would take it for abandoned
+            # Else another launch would take it for abandoned.
+            self.launch.storage_thread.run(os.utime, drafted)
             both(mine, TICK)
 
         failed = self.wait(calls, {node: calls.keys() for node in calls}, meanwhile).values()

@@ -23,7 +23,7 @@ from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, targe
 from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
 from .one_node import OneNode
-from .publishing import draft, draft_beside, later, place
+from .publishing import draft_beside, later, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
 
@@ -36,14 +36,21 @@ class OtherFiles:
         self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._copied: set[str] = set()  # by this stager
         self._changed: set[str] = set()  # their bytes differ from the copy's, not their times
+        self._run = launch.storage_thread.run
 
-    def restore(self) -> None:
+    def restore(self, meanwhile: Between) -> None:
         """Copy small files to the staging directory, since the script may append to them. Call this
         before the script runs.
         """
+        names, restored = self._launch.storage_thread.run(self._restore, meanwhile=meanwhile)
+        self._record.add_others(names)
+        self._record.add_copied(restored)
+
+    def _restore(self) -> tuple[set[str], list[StagedFile]]:
+        """Return the names of those that were restored before, and the files that are now."""
         stage, here = self._launch.stage, self._launch.here
         restored: list[StagedFile] = []
-        left, names = RESTORED, set()
+        left, names = RESTORED, set[str]()
         with (
             contextlib.suppress(OSError),
             draft_beside(self._launch.stage) as drafted,
@@ -65,8 +72,7 @@ class OtherFiles:
                     restored.append(file_at(stage, each.name))
                 if len(names) + len(restored) >= MOST_RESTORED:
                     break
-        self._record.add_others(names)
-        self._record.add_copied(restored)
+        return names, restored
 
     def small(self, found: Sequence[ExaminedCheckpoint]) -> list[StagedFile]:
         """Return the small files beside the checkpoints, since the script may append to them."""
@@ -110,7 +116,7 @@ class OtherFiles:
 
     def _is_new(self, folder: str, saved: int) -> bool:
         """Return whether a directory is new since a save, and so may become a checkpoint."""
-        if os.path.isdir(os.path.join(self._storage, folder)):
+        if self._run(os.path.isdir, os.path.join(self._storage, folder)):
             return False
         with contextlib.suppress(FileNotFoundError):
             inside = os.listdir(os.path.join(self._launch.root, folder))
@@ -136,7 +142,7 @@ class OtherFiles:
 
     def _is_changed(self, each: StagedFile) -> bool:
         """Return whether a copy with the size and the time of its original has other bytes."""
-        if each.name not in self._copied or not is_copied(each, self._storage):
+        if each.name not in self._copied or not self._run(is_copied, each, self._storage):
             return False
         if not self._nodes.is_here(each):
             return True  # comparing would take as long as copying
@@ -144,7 +150,7 @@ class OtherFiles:
             os.path.join(root, each.name) for root in (self._launch.root, self._storage)
         )
         try:
-            return not filecmp.cmp(stage, storage, shallow=False)
+            return not self._run(lambda: filecmp.cmp(stage, storage, shallow=False))
         except OSError:  # storage fails: copying the file again says why
             return True
 
@@ -216,7 +222,7 @@ class OtherFiles:
         if not new:
             return failed
         try:
-            with draft(self._storage, self._launch.name) as drafted:
+            with self._launch.storage_thread.draft(self._storage, self._launch.name) as drafted:
                 for each in sorted(new, key=lambda each: each.is_link):
                     try:
                         if self._copy_one(each, drafted, between, missing):
@@ -227,7 +233,7 @@ class OtherFiles:
                         if os.path.lexists(os.path.join(self._launch.root, each.name)):
                             failed.append((each.name, e))
                         with contextlib.suppress(OSError):  # full storage may have room for others
-                            os.unlink(os.path.join(drafted, each.name))
+                            self._run(os.unlink, os.path.join(drafted, each.name))
         except OSError as e:  # no draft can be made
             failed = [(each.name, e) for each in new]
         finally:
@@ -248,21 +254,21 @@ class OtherFiles:
         if each.is_link:
             target = target_of(self._launch.root, each.name)
             is_inside = not target.startswith(os.pardir)
-            if is_inside and not os.path.lexists(os.path.join(self._storage, target)):
+            if is_inside and not self._run(os.path.lexists, os.path.join(self._storage, target)):
                 return False
         elif not each.is_file:
             return False  # a socket, for example
         elif each.size <= NOTE and names_any(path, missing):
             return False
-        if each.name not in self._changed and is_copied(each, self._storage):
+        if each.name not in self._changed and self._run(is_copied, each, self._storage):
             return True
-        if self._is_newer_there(each):
+        if self._run(self._is_newer_there, each):
             return False
-        if os.path.lexists(final) and not self._is_own(each.name):
-            set_aside(final)
+        if not self._is_own(each.name):
+            self._run(set_aside, final)
         self._nodes.copy([each], self._launch.root, drafted, between)
-        make_parents(each.name, self._launch.root, self._storage)
-        place(os.path.join(drafted, each.name), final)
+        self._run(make_parents, each.name, self._launch.root, self._storage)
+        self._run(place, os.path.join(drafted, each.name), final)
         return True
 
     def _is_newer_there(self, each: StagedFile) -> bool:
@@ -288,9 +294,11 @@ def _why(error: OSError | GivenUpError) -> str:
 
 
 def set_aside(path: str) -> None:
-    """Rename what an earlier launch has saved and this one has not restored, so that no checkpoint
-    and no line of a log is lost.
+    """Rename what an earlier launch has saved and this one has not restored, if there is something,
+    so that no checkpoint and no line of a log is lost.
     """
+    if not os.path.lexists(path):
+        return
     number = 1
     while os.path.lexists(kept := f"{path}.~{number}~"):
         number += 1

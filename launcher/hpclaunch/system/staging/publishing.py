@@ -42,12 +42,17 @@ def draft(root: str, launch: str) -> Iterator[str]:
     """Return a directory for what is not finished, on the same file system as `root`. In the end it
     is removed, with what is in it. The draft's name contains `launch`, the name of this launch.
     """
-    os.makedirs(root, exist_ok=True)
-    path = tempfile.mkdtemp(prefix=_prefix(launch), dir=root)
+    path = new_draft(root, launch)
     try:
         yield path
     finally:
         rmtree(path)
+
+
+def new_draft(root: str, launch: str) -> str:
+    """Make a draft, which the caller removes."""
+    os.makedirs(root, exist_ok=True)
+    return tempfile.mkdtemp(prefix=_prefix(launch), dir=root)
 
 
 def draft_beside(stage: str) -> contextlib.AbstractContextManager[str]:

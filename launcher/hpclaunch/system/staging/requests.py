@@ -14,6 +14,7 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from hpclaunch.worker.messages import decode
 
 from . import messages
+from .copying import THREADS
 
 
 class Requests:
@@ -62,6 +63,11 @@ class Requests:
                 self.is_gone = True
             if self.pending or had_pauses > self.has_pauses:
                 until = 0.0
+
+    def meanwhile(self, _done: int, _took: float) -> int:
+        """Read the requests that have come: this is a `Between`."""
+        self.serve(0.0)
+        return THREADS
 
     def wake(self) -> None:
         """End `serve` early. Any thread may call this."""

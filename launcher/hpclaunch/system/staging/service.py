@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,9 @@ class Stager:
         self.others, self.deletion = OtherFiles(launch, nodes), Deletion(launch, nodes)
         self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
         answer = self._answer_restores
-        self.draining = Draining(launch, requests, nodes, looking, self.others, answer)
+        self.draining = Draining(
+            launch, requests, nodes, looking, self.others, self.deletion, answer
+        )
         rmtree(os.path.join(launch.own, HELD))
         sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
 
@@ -124,7 +127,9 @@ class Stager:
     def _gathering(self) -> Gathering:
         from .gathering import Gathering  # it needs libraries
 
-        return Gathering(self._launch, self.nodes, self.looking, self.draining, self.others)
+        return Gathering(
+            self._launch, self.nodes, self.looking, self.draining, self.others, self.requests
+        )
 
     def _restore(
         self, request: messages.Restore
@@ -132,16 +137,19 @@ class Stager:
         """Copy a checkpoint from storage."""
         if why := self._lack_of_links():
             return messages.Refused(request.id, why), None
-        record = self._launch.record
+        record, meanwhile = self._launch.record, self.requests.meanwhile
+        run = partial(self._launch.storage_thread.run, meanwhile=meanwhile)
         restoring = Restoring(self._launch, self.requests.rounds)
-        reply = restoring.run(request, is_first=not record.moved)
+        is_first = not record.moved
+        reply = run(lambda: restoring.run(request, is_first=is_first))
         if (restored := restoring.restored) is not None:
             record.add(restored)
             record.add_copied(restoring.beside)
-            if restored.is_copied(self._launch.storage):  # else the script has saved a newer one
+            # Else the script has saved a newer one.
+            if run(restored.is_copied, self._launch.storage):
                 self.draining.note_drained(restored)
         if isinstance(reply, messages.Restored) and not request.avoid:
-            self.others.restore()
+            self.others.restore(meanwhile)
         return reply, restoring.restored
 
     def search(self, number: int) -> messages.Searched:

@@ -1,0 +1,46 @@
+"""The thread in which a stager calls storage.
+
+If storage hangs, such as an NFS server that is away, each call on it blocks for minutes. So the
+stager's main thread makes none: it waits for this thread, and meanwhile does what needs only
+memory. `copying.copy` has threads of its own, for which the main thread waits in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from .copying import Between, at_once, results
+from .publishing import new_draft
+from .removal import rmtree
+
+T = TypeVar("T")
+
+
+class StorageThread:
+    """One thread, so that calls follow each other. `meanwhile` is called while the stager waits."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self.meanwhile: Between = at_once
+
+    def run(self, work: Callable[..., T], *args: object, meanwhile: Between | None = None) -> T:
+        """Return what `work` returns. Raises what it raises, and what `meanwhile` raises: a
+        GivenUpError only once the work is done, an OSError at once.
+        """
+        call = self._pool.submit(work, *args)
+        try:
+            return results([call], meanwhile or self.meanwhile, 0)[0]
+        finally:
+            call.cancel()  # if nobody waits for it any longer
+
+    @contextlib.contextmanager
+    def draft(self, root: str, launch: str) -> Iterator[str]:
+        """Return a draft as `publishing.draft` does."""
+        path = self.run(new_draft, root, launch)
+        try:
+            yield path
+        finally:
+            self.run(rmtree, path)
