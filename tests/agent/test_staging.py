@@ -21,6 +21,7 @@ from hpclaunch.core.protocol.effects import ChooseCheckpoint, FlushStage
 from hpclaunch.core.protocol.model import Job, Place
 from hpclaunch.observe.console import messages as lines
 from hpclaunch.system.staging import messages
+from hpclaunch.system.staging.room import Room
 
 FD = 7
 RESTORED = messages.Restored(1, "", 0, 0.0)
@@ -159,6 +160,33 @@ def test_if_room_is_short_during_a_restore_that_round_waits_for_storage_too(stag
     assert staging.requests[-1] == "flush"
     assert staging.flushed() == ["searched"]
     assert staging.adapter.paths is None
+
+
+@pytest.mark.parametrize(
+    ("is_killed", "free", "why"),
+    [
+        (True, 90, "the memory was used up, and the kernel killed a process of this job"),
+        (False, 0, "the memory was full when a worker failed"),
+        (False, 90, ""),
+    ],
+    ids=["killed", "full", "neither"],
+)
+def test_after_a_failure_for_lack_of_memory_the_next_round_saves_on_storage(
+    staging, monkeypatch, is_killed, free, why
+):
+    monkeypatch.setattr(module, "room", lambda _: Room(free, 1000, "the memory"))
+    monkeypatch.setattr(staging.adapter._kills, "happened", lambda: is_killed)
+    staging.adapter.note_failure()
+    line = "--stage: from the next round on, the script saves to ckpt itself: "
+    assert staging.said[1:] == ([line + why] if why else [])
+    assert staging.search() == ([] if why else ["searched"])
+
+
+def test_after_a_failure_of_a_round_on_storage_there_is_nothing_to_report(story, monkeypatch):
+    story.search()
+    story.reply(messages.Refused(1, "no room"))
+    story.adapter.note_failure()
+    assert len(story.said) == 1
 
 
 def test_and_what_cannot_be_written_stays_in_memory(staging):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,11 +16,14 @@ import pytest
 from launching import LIMIT, hpclaunch, script, start, until
 from machines import start as start_machine
 
+from hpclaunch.system.staging.room import is_in_memory
 from lines import only
 from surroundings import LIGHT_TORCH, STAND_INS, environment, free_port
 
 pytestmark = pytest.mark.starts
 
+MIB = 1 << 20
+GROUPS = Path("/sys/fs/cgroup")
 BASE = Path(f"/dev/shm/hpclaunch-stage-{os.geteuid()}")
 ENVIRON = {"PYTHONPATH": f"{LIGHT_TORCH}:{STAND_INS}"}  # where the module `saving` is
 # It saves in the directory of its first argument; AFTER is what it does after each save.
@@ -107,6 +111,27 @@ def with_small(directory, size):
     if subprocess.run([*words, "true"], capture_output=True).returncode:
         pytest.skip("this user cannot mount a file system")
     return words
+
+
+@pytest.fixture
+def limited(tmp_path):
+    """Yield words before a command, which then runs in a control group with 400 MiB of memory."""
+    if is_in_memory(str(tmp_path)):
+        pytest.skip("what tests write to storage would count as memory")
+    group, files = GROUPS / "memory", ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+    if not group.exists():  # cgroup v2
+        group, files = GROUPS, ("memory.max", "memory.swap.max")
+    group /= f"hpclaunch-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / files[0]).write_text(str(400 * MIB))
+    except OSError as e:
+        pytest.skip(f"this user cannot limit memory by a control group: {e}")
+    with contextlib.suppress(OSError):  # a kernel that does not count swap
+        (group / files[1]).write_text(str(400 * MIB))
+    yield ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
+    until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
 
 
 def until_line(agent, text):
@@ -234,6 +259,37 @@ def test_without_room_for_the_next_checkpoint_the_next_round_saves_to_storage(tm
     assert "--stage: from the next round on, the script saves to ckpt itself: " in done.stderr
     assert begins(done.stdout) == [0, 1]
     assert stored(tmp_path) == sorted(["new.tmp", *ALL]) or stored(tmp_path) == sorted(ALL)
+
+
+def test_after_a_save_that_does_not_fit_the_next_round_saves_to_storage(tmp_path):
+    small = with_small(tmp_path / "fast", "4m")
+    grows = "saving.save({'step': 3, 'more': os.urandom(5 << 20)}, f'{directory}/new.tmp')"
+    path = script(tmp_path, TRAIN.replace("AFTER", f"if step in (2, 4): {grows}"))
+    words = ("--nproc", 1, "--stage=fast", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=small)
+    assert done.returncode == 0, done.stderr
+    line = only(done.stderr, "--stage: from the next round on, the script saves to ckpt itself")
+    assert line.endswith("the file system in memory (tmpfs) was full when a worker failed")
+    assert begins(done.stdout) == [0, 2]
+    assert {"step-2.pt", *ALL[2:]} <= set(stored(tmp_path))
+
+
+def test_after_the_kernel_has_killed_a_worker_the_next_round_saves_to_storage(tmp_path, limited):
+    """On storage, the kernel can free the page cache of a file. In memory, it cannot."""
+    grows = """
+    if step in (2, 4):
+        model = bytearray(os.urandom(1 << 20) * 100)  # the kernel kills the largest process
+        with open(f"{directory}/new.tmp", "wb") as file:
+            for _ in range(360):
+                file.write(bytes(1 << 20))
+"""
+    done = launch(tmp_path, grows, before=limited)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 on " in only(done.stderr, "was killed by SIGKILL; restart 1 of 3")
+    line = only(done.stderr, "--stage: from the next round on, the script saves to ckpt itself")
+    assert line.endswith("the memory was used up, and the kernel killed a process of this job")
+    assert begins(done.stdout) == [0, 2]
+    assert {"step-2.pt", *ALL[2:]} <= set(stored(tmp_path))
 
 
 def test_where_nothing_can_be_staged_the_script_saves_to_storage_itself(tmp_path):

@@ -54,7 +54,7 @@ RULES = {"core.consensus", "core.placement", "core.health", "core.hangs", "core.
 # The agent's side and the worker's.
 OF_BOTH = (
     *("worker.json_lines", "worker.messages", "worker.fork_server_messages"),
-    *("worker.death_notices", "worker.mps_messages"),
+    *("worker.death_notices", "worker.memory_kills", "worker.mps_messages"),
     *("worker.private_files", "worker.processes", "worker.sock_diag", "worker.stop_watch"),
     "worker.site",  # the table of variables
 )
@@ -83,7 +83,12 @@ ALLOWED = {
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
     "agent": CORE
     | {"observe", "system", "system.shared", "worker.json_lines", "__init__"}
-    | {"worker.messages", "worker.fork_server_messages", "worker.mps_messages"},
+    | {
+        "worker.memory_kills",
+        "worker.messages",
+        "worker.fork_server_messages",
+        "worker.mps_messages",
+    },
     "cli": CORE | {"observe", "system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),

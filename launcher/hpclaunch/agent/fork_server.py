@@ -277,7 +277,7 @@ class ForkServer(Adapter):
 
     def _on_exit(self, rank: int, code: int, signum: int, *, oom: bool) -> list[events.Event]:
         if code:
-            self._resuming.ended()
+            self._resuming.failed()
         directory, stage = self._start.directory, self._resuming.stage
         files = [directory / f"rank-{rank}.{kind}" for kind in ("err", "out")] if code else []
 

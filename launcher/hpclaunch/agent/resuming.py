@@ -177,6 +177,12 @@ class Resuming(Adapter):
             if self._staging is not None:
                 self._staging.note_rounds(self._rounds, hurry=True)
 
+    def failed(self) -> None:
+        """Note that a worker has failed, which ends the round."""
+        self.ended()
+        if self._staging is not None:
+            self._staging.note_failure()
+
     def _watch(self, *, on: bool) -> None:
         """Have the process read each checkpoint as soon as it is saved, or no longer."""
         if self._settings is None or self._settings.verify not in READS:

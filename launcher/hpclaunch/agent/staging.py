@@ -2,13 +2,15 @@
 
 The script saves in the staging directory, and searches look only there. Before the first search,
 the stager copies the newest checkpoint on storage into it. If memory does not suffice, the script
-saves on storage from the next round on.
+saves on storage from the next round on. So it does after a round in which a worker failed while
+memory was full.
 
 This is for one node; `spread_staging.py` extends it for several.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -29,7 +31,9 @@ from ..core.protocol.node_facts import (
 from ..system.checkpoints.patterns import split
 from ..system.staging import messages
 from ..system.staging.client import StagingClient
+from ..system.staging.room import room
 from ..system.staging.stage_directory import StageDirectory, sweep
+from ..worker.memory_kills import MemoryKills
 from .adapter import Adapter, Fd
 from .config import Checkpoints
 from .context import Context
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
 AGAIN = 10.0  # seconds until a stager that has ended repeatedly is started once more
 ENDS = "the process that copies checkpoints has ended repeatedly"
+OUT_OF_MEMORY = "the memory was used up, and the kernel killed a process of this job"
 
 
 class Staging(Adapter):
@@ -67,6 +72,7 @@ class Staging(Adapter):
         self._is_refused = False  # the next round saves on storage
         self._wait: Wait | None = None  # for the stager
         self._copies = Copies()
+        self._kills = MemoryKills()
 
     def begin(self) -> None:
         """Make the staging directory, and begin to restore."""
@@ -160,8 +166,21 @@ class Staging(Adapter):
         self._rounds, self._hurries = rounds, hurry
         if not hurry:
             self.skipped, self._tried = (), set()  # the round's beginning has reported `skipped`
+            self._kills.begin()
         if self._client is not None:
             self._client.rounds(rounds, hurry=hurry)
+
+    def note_failure(self) -> None:
+        """Note that a worker has failed. If memory was full, another round that saves there would
+        most likely fail as well.
+        """
+        if self.paths is None:
+            return
+        why = OUT_OF_MEMORY if self._kills.happened() else ""
+        with contextlib.suppress(OSError):
+            why = why or room(self.paths.stage).full()
+        if why:
+            self._refuse(why)
 
     def note_newest(self, path: str) -> None:
         """Note that a checkpoint was saved, which is the newest one."""

@@ -44,13 +44,15 @@ def test_a_limit_further_up_and_page_cache_that_is_free(node, tmp_path):
             "job/step/task/memory.max": "max",
             "job/step/memory.max": GIB,
             "job/step/memory.current": 700 << 20,
-            "job/step/memory.stat": f"anon 5\ninactive_file {200 << 20}\nactive_file 7\n",
+            "job/step/memory.stat": (
+                f"anon 5\ninactive_file {200 << 20}\nactive_file 9\nfile_mapped 2\n"
+            ),
             "job/memory.max": 4 * GIB,
             "job/memory.current": 4 * GIB,
             "job/memory.stat": f"inactive_file {4 * GIB}\n",
         },
     )
-    assert room(str(tmp_path))[:2] == (524 << 20, GIB)
+    assert room(str(tmp_path))[:2] == ((524 << 20) + 7, GIB)
 
 
 def test_the_older_groups(node, tmp_path):
@@ -59,10 +61,12 @@ def test_the_older_groups(node, tmp_path):
         {
             "memory/job/memory.limit_in_bytes": GIB,
             "memory/job/memory.usage_in_bytes": GIB - 5,
-            "memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 4\n",
+            "memory/job/memory.stat": (
+                "inactive_file 1\ntotal_inactive_file 4\ntotal_active_file 9\ntotal_mapped_file 8\n"
+            ),
         },
     )
-    assert room(str(tmp_path))[:2] == (9, GIB)
+    assert room(str(tmp_path))[:2] == (10, GIB)
 
 
 def test_on_a_disk_memory_does_not_count(node, tmp_path, monkeypatch):
@@ -87,3 +91,10 @@ def test_what_does_not_fit_is_said_with_figures():
     few = left._replace(free=GIB // 2)
     assert few.lack_of_any() == "the memory of this node has only 512 MiB of 8.0 GiB free"
     assert few._replace(limit=4 * GIB).lack_of_any() == ""
+
+
+def test_room_is_full_if_less_than_a_hundredth_is_free():
+    left = Room(GIB, 8 * GIB, "the memory of this node")
+    assert left.full() == ""
+    few = left._replace(free=GIB // 20)
+    assert few.full() == "the memory of this node was full when a worker failed"

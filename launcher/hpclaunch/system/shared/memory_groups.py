@@ -18,16 +18,19 @@ class MemoryGroup(NamedTuple):
     directory: Path
     limit: int  # bytes
     usage_file: str
-    cache: str  # the field of memory.stat with the page cache that is freed first
+    prefix: str  # of the fields of memory.stat that include the groups below
+    mapped: str  # the field with the page cache that processes have mapped
 
     def used(self) -> int:
         """Return the bytes in use, without page cache that can be freed. Raises OSError."""
         used = int((self.directory / self.usage_file).read_text())
-        for line in (self.directory / "memory.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == self.cache:
-                used -= int(value)
-        return max(0, used)
+        lines = (self.directory / "memory.stat").read_text().splitlines()
+        fields = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
+        inactive, active, mapped = (
+            fields.get(self.prefix + name, 0)
+            for name in ("inactive_file", "active_file", self.mapped)
+        )
+        return max(0, used - inactive - max(0, active - mapped))  # such as libraries, read anew
 
 
 def memory_groups() -> Iterator[MemoryGroup]:
@@ -39,10 +42,10 @@ def memory_groups() -> Iterator[MemoryGroup]:
     for line in filter(None, lines):  # a group's name may be any file name
         _, controllers, path = os.fsdecode(line).split(":", 2)
         if not controllers:
-            root, limit, more = ROOT, "memory.max", ("memory.current", "inactive_file")
+            root, limit, more = ROOT, "memory.max", ("memory.current", "", "file_mapped")
         elif "memory" in controllers.split(","):
             root, limit = ROOT / "memory", "memory.limit_in_bytes"
-            more = ("memory.usage_in_bytes", "total_inactive_file")
+            more = ("memory.usage_in_bytes", "total_", "mapped_file")
         else:
             continue
         group = root / path.lstrip("/")

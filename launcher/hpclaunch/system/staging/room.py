@@ -14,6 +14,7 @@ MEMORY = Path("/proc/meminfo")
 MOUNTS = Path("/proc/self/mountinfo")
 RESERVE = 1.1  # times the bytes that are needed
 AT_LEAST = 1 << 30  # bytes, for checkpoints of an unknown size
+FULL = 100  # full: less than a hundredth is free
 
 
 class Room(NamedTuple):
@@ -39,6 +40,12 @@ class Room(NamedTuple):
         if needed <= self.free:
             return ""
         return f"{self.what} has only {written(self.free)} of {written(self.limit)} free"
+
+    def full(self) -> str:
+        """Return that almost nothing is free, after which saves fail; "" if there is more."""
+        if self.free >= self.limit // FULL:
+            return ""
+        return f"{self.what} was full when a worker failed"
 
 
 def room(directory: str) -> Room:
