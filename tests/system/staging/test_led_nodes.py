@@ -637,6 +637,100 @@ def test_what_is_deleted_while_it_is_drained_is_deleted_on_storage(nodes, monkey
     assert os.listdir(nodes.storage) == [second.name]
 
 
+def delete_before_drained(nodes, stager, first="step-1.pt", second="step-2.pt"):
+    """Save two checkpoints, and delete the first before the second is on storage."""
+    write(nodes.stages[1] / first, 1)
+    nodes.work(stager)
+    write(nodes.stages[1] / second, 2)
+    (nodes.stages[1] / first).unlink()
+    nodes.care(stager)
+
+
+@pytest.mark.parametrize("is_led_by_the_same", [False, True])
+def test_the_next_leader_deletes_on_storage_what_the_script_has_deleted(nodes, is_led_by_the_same):
+    """The last one is lost before the newer checkpoint is on storage."""
+    delete_before_drained(nodes, nodes.lead(0))
+    if not is_led_by_the_same:  # else only the stager was killed
+        nodes.lose(0)
+    stager = nodes.lead(0 if is_led_by_the_same else 2)
+    nodes.restore(stager)
+    nodes.work(stager)
+    assert os.listdir(nodes.storage) == ["step-2.pt"]
+
+
+def test_the_next_leader_deletes_what_is_left_of_a_deleted_checkpoint(nodes, tmp_path, monkeypatch):
+    """The last one is lost before it has the other nodes delete their shards."""
+    stager = nodes.lead(2)
+    dcp(nodes, 1, tmp_path)
+    nodes.work(stager)
+    expected = picture(dcp(nodes, 2, tmp_path))
+    nodes.work(stager)
+    shutil.rmtree(nodes.stages[0] / "step-1")
+
+    def die(*_):
+        raise KilledError
+
+    monkeypatch.setattr(stager.nodes, "delete_at", die)
+    with pytest.raises(KilledError):
+        stager.work()
+    nodes.lose(2)
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    nodes.work(stager)
+    assert [os.listdir(nodes.stages[index]) for index in (0, 1)] == [["step-2"]] * 2
+    assert picture(nodes.storage) == expected
+
+
+def test_a_checkpoint_that_is_saved_again_is_deleted_no_longer(nodes):
+    """The last leader is lost before it has looked again."""
+    delete_before_drained(nodes, nodes.lead(0))
+    write(nodes.stages[1] / "step-1.pt", 3)
+    again = picture(nodes.stages[1])["step-1.pt"]
+    nodes.lose(0)
+    stager = nodes.lead(2)
+    nodes.restore(stager)
+    assert picture(nodes.stages[1])["step-1.pt"] == again
+    write(nodes.stages[1] / "step-4.pt", 4)
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.storage)) == ["step-1.pt", "step-2.pt", "step-4.pt"]
+
+
+def test_a_checkpoint_that_was_saved_again_stays_on_storage(nodes, monkeypatch):
+    """The last leader and that checkpoint are lost as soon as it is on storage."""
+    stager = nodes.lead(0)
+    delete_before_drained(nodes, stager, "best.pt", "last.pt")
+    write(nodes.stages[0] / "best.pt", 3)
+    again = picture(nodes.stages[0])["best.pt"]
+
+    def die(*_):
+        raise KilledError
+
+    monkeypatch.setattr(stager.draining, "note_drained", die)
+    with pytest.raises(KilledError):
+        stager.work()
+    assert picture(nodes.storage)["best.pt"] == again
+    write(nodes.stages[1] / "last.pt", 4)
+    nodes.lose(0)
+    stager = nodes.lead(2)
+    nodes.restore(stager)
+    nodes.work(stager)
+    assert sorted(picture(nodes.storage)) == ["best.pt", "last.pt"]
+
+
+def test_a_deleted_checkpoint_that_is_restored_is_deleted_no_longer(nodes):
+    """What the script has saved since is lost."""
+    delete_before_drained(nodes, nodes.lead(0))
+    nodes.lose(0, 1)
+    nodes.join(1)
+    (nodes.stages[2].parent / "kept").rename(nodes.stages[2].parent / "lost")
+    stager = nodes.lead(2)
+    restored = nodes.restore(stager)
+    assert restored.path == str(nodes.storage / "step-1.pt")
+    write(nodes.stages[1] / "step-4.pt", 4)
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.storage)) == ["step-1.pt", "step-4.pt"]
+
+
 def test_only_the_newest_generation_is_kept(nodes):
     stager = nodes.lead()
     for step in (1, 2, 3):

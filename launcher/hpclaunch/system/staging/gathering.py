@@ -188,7 +188,9 @@ class Gathering:
             nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
-        nodes.restored |= set(chosen.moved) - {HERE} if chosen else set()
+        if chosen is not None:
+            nodes.restored |= set(chosen.moved) - {HERE}
+            self._launch.record.note_present({chosen.key})
         order = Settle(Settled(number, frozenset(request.nodes), generation))
         failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():

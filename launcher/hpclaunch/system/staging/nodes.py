@@ -62,7 +62,6 @@ class Nodes(OneNode):
         self._noted = ""  # the record that other nodes have
         self.restored: set[str] = set()  # the paths of checkpoints that were restored
         self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
-        self.by_script: set[str] = set()  # keys of checkpoints that it has deleted
         self._mesh: Mesh | None = None
         requests.on_peers = self.on_request
         self._caring = Caring(self)
@@ -266,8 +265,9 @@ class Nodes(OneNode):
                 self.refresh()
 
     def deleted(self, vanished: set[str]) -> set[str]:
-        self.by_script &= vanished
-        return set(self.by_script)
+        record = self.launch.record
+        record.note_present(record.deleted.keys() - vanished)
+        return set(record.deleted)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
         """Return what `OneNode.lack` does. Each node needs room for its own files of the next
