@@ -44,6 +44,8 @@ class LedNodes:
         stager = Stager(self.channel, launch)
         stager.requests.is_hurried = True
         self._stagers.append((stager, self.channel))
+        assert isinstance(stager.nodes, Nodes)
+        stager.nodes.own.noted = self._stage_nodes[index].noted
         self.leader, self._led_by = index, stager
         self._lead()
         return stager

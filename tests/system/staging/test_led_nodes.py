@@ -332,6 +332,50 @@ def kept(nodes):
     return [len(os.listdir(root)) if root.exists() else 0 for root in roots]
 
 
+def test_the_next_leader_does_not_wait_for_storage_that_has_nothing_newer(nodes, monkeypatch):
+    write(nodes.stages[1] / "step-1.pt", 1)
+    nodes.work(nodes.lead(0))
+    nodes.lose(0)
+    stager, asked = nodes.lead(2), []
+    monkeypatch.setattr(stager._launch.there, "examine", lambda *_: asked.append(1) or iter(()))
+    assert nodes.restore(stager).path == ""
+    assert newest(nodes.stages[2])[0] == str(nodes.stages[2] / "step-1.pt")
+    assert asked == []
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("lost_at", ["publish", "note_drained"])
+def test_the_next_leader_restores_from_storage_what_only_storage_has(
+    nodes, monkeypatch, lost_at, has_room
+):
+    """The last one is lost with the checkpoint that it drains, before it is on storage or after.
+    Memory of other nodes may be full.
+    """
+    stager = nodes.lead(0)
+    write(nodes.stages[1] / "step-1.pt", 1)
+    nodes.work(stager)
+    write(nodes.stages[0] / "step-2.pt", 2)
+    if not has_room:
+
+        def fail(*_):
+            raise OSError(errno.ENOSPC, "no space")
+
+        monkeypatch.setattr(node, "_write", fail)
+
+    def die(*_, **__):
+        raise KilledError
+
+    monkeypatch.setattr(draining if lost_at == "publish" else stager.draining, lost_at, die)
+    with pytest.raises(KilledError):
+        stager.work()
+    monkeypatch.undo()
+    nodes.lose(0)
+    restored = nodes.restore(nodes.lead(2))
+    is_there = lost_at == "note_drained"
+    assert restored.path == (str(nodes.storage / "step-2.pt") if is_there else "")
+    assert newest(nodes.stages[2])[0].endswith("step-2.pt" if is_there else "step-1.pt")
+
+
 def test_of_both_nodes_that_have_it_lost_an_older_one_is_restored(nodes):
     """Node 0 keeps what node 2 has saved. Storage has step 1 only."""
     stager = nodes.lead(1)

@@ -54,7 +54,6 @@ class Draining:
         self._nodes, self._others, self._answer = nodes, others, answer
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
-        self.newest = 0  # the time of the newest one that was drained
         self.number = 0  # of drains so far
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
         self._is_swept = False
@@ -112,7 +111,7 @@ class Draining:
 
     def note_drained(self, contents: Contents) -> None:
         self._drained[contents.key] = contents.identity
-        self.newest, self.number = max(self.newest, contents.time), self.number + 1
+        self.number += 1
 
     def forget(self, keys: Iterable[str]) -> None:
         """Note that these checkpoints were deleted on storage."""

@@ -117,13 +117,14 @@ class Gathering:
     def _chosen(self, found: Sequence[Manifest], request: Restore) -> Manifest | None:
         storage = self._launch.storage
         avoid = {os.path.relpath(path, storage) for path in request.avoid}
-        stored = self._stored(request)
-        return choice(found, self._nodes.holdings, stored=stored, avoid=avoid)
+        newest = choice(found, self._nodes.holdings, avoid=avoid)
+        recorded = 0 if avoid else self._launch.record.newest
+        if newest is None or newest.time >= recorded > 0:
+            return newest  # storage has no newer one, so do not wait for it
+        return choice(found, self._nodes.holdings, stored=self._stored(request), avoid=avoid)
 
     def _stored(self, request: Restore) -> int:
         """Return the time of the newest checkpoint on storage. Raises OSError."""
-        if self._draining.newest and not request.avoid:
-            return self._draining.newest
         for found in self._launch.there.examine():
             if found.lacks is None and found.candidate.path not in request.avoid:
                 return found.candidate.time
@@ -190,7 +191,7 @@ class Gathering:
         generation = "" if chosen is None else chosen.generation
         if chosen is not None:
             nodes.restored |= set(chosen.moved) - {HERE}
-            self._launch.record.note_present({chosen.key})
+            self._launch.record.forget_deleted({chosen.key})
         order = Settle(Settled(number, frozenset(request.nodes), generation))
         failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():

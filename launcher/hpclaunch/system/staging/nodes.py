@@ -96,7 +96,8 @@ class Nodes(OneNode):
     ) -> None:
         """Lead these nodes. `index` is that of this one, which is not among the `peers`."""
         if not self._leads:
-            self.launch.record.load()  # as the last leader has left it
+            self.launch.record.load(self.own.noted)  # as the last leader has left it
+            self.own.noted = ""
             self._caring = Caring(self)
         self._leads, self.index, self.peers, self.term = True, index, dict(peers), term
         self.hosts, self._lease, self._noted = hosts, lease, ""
@@ -266,7 +267,7 @@ class Nodes(OneNode):
 
     def deleted(self, vanished: set[str]) -> set[str]:
         record = self.launch.record
-        record.note_present(record.deleted.keys() - vanished)
+        record.forget_deleted(record.deleted.keys() - vanished)
         return set(record.deleted)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:

@@ -24,25 +24,29 @@ class Record:
         self._path = os.path.join(own, RECORD)
         self.load()
 
-    def load(self) -> None:
-        """Read the file, which may have come from the stager that led before."""
+    def load(self, text: str = "") -> None:
+        """Take over the record of the stager that led before, or else what the file has."""
         self.moved: dict[str, list[str]] = {}  # what belongs to a checkpoint, by its key
         self.others: dict[str, tuple[int, ...]] = {}  # versions of the files that storage has
         # With several nodes, the checkpoints that the script has deleted in memory, and that may
         # still be on storage: their times, by key.
         self.deleted: dict[str, int] = {}
-        if os.path.exists(self._path):
+        self.newest = 0  # the latest time of a checkpoint of which storage may have a copy
+        if not text and os.path.exists(self._path):
             with open(self._path, encoding="utf-8", errors="surrogateescape") as file:
-                self.moved, others, self.deleted = json.load(file)
+                text = file.read()
+        if text:
+            self.moved, others, self.deleted, self.newest = json.loads(text)
             self.others = {name: tuple(version) for name, version in others.items()}
 
     @property
     def text(self) -> str:
-        return json.dumps([self.moved, self.others, self.deleted])
+        return json.dumps([self.moved, self.others, self.deleted, self.newest])
 
     def add(self, contents: Contents) -> None:
         is_root = contents.key == HERE
         self.moved[contents.key] = list(contents.essential if is_root else contents.moved)
+        self.newest = max(self.newest, contents.time)
         if contents.time > self.deleted.get(contents.key, contents.time):
             del self.deleted[contents.key]  # the script has saved another one of this name
         self._write()
@@ -71,8 +75,10 @@ class Record:
             self.deleted[key] = time
             self._write()
 
-    def note_present(self, keys: Set[str]) -> None:
-        """Note that deleted checkpoints are in memory again: saved again, or restored."""
+    def forget_deleted(self, keys: Set[str]) -> None:
+        """Forget that the script has deleted these, since they are in memory again, or no longer on
+        storage.
+        """
         if keys & self.deleted.keys():
             self.deleted = {key: t for key, t in self.deleted.items() if key not in keys}
             self._write()
