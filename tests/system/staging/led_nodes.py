@@ -85,7 +85,8 @@ class LedNodes:
         """Copy the newest checkpoint to other nodes, but not to storage."""
         assert isinstance(stager.nodes, Nodes)
         for _ in range(3):
-            stager.nodes.care(stager.looking.complete(stager.looking.look()))
+            found = stager.looking.look()
+            stager.nodes.care(stager.looking.complete(found), stager.looking.incomplete(found))
             wait(stager.nodes._caring._keeping.values())
 
     def work(self, stager: Stager) -> None:

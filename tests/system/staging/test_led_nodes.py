@@ -681,6 +681,19 @@ def test_what_is_deleted_while_it_is_drained_is_deleted_on_storage(nodes, monkey
     assert os.listdir(nodes.storage) == [second.name]
 
 
+def test_what_is_left_of_a_deleted_checkpoint_that_was_never_complete_goes(nodes, tmp_path):
+    """A worker failed during its save, and later the first rank deletes its own files of it."""
+    stager = nodes.lead()
+    for step in (1, 2, 3, 4):
+        dcp(nodes, step, tmp_path)
+        if step == 2:
+            (nodes.stages[1] / "step-2" / "__0_0.distcp").unlink()
+        nodes.work(stager)
+    shutil.rmtree(nodes.stages[0] / "step-2")
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.stages[2])) == ["step-1", "step-3", "step-4"]
+
+
 def delete_before_drained(nodes, stager, first="step-1.pt", second="step-2.pt"):
     """Save two checkpoints, and delete the first before the second is on storage."""
     write(nodes.stages[1] / first, 1)

@@ -62,7 +62,7 @@ class Caring:
         if node in self._keeping:
             self._keeping[node].cancel()
 
-    def look(self, found: Sequence[Manifest]) -> None:
+    def look(self, found: Sequence[Manifest], incomplete: Sequence[Manifest]) -> None:
         """Give the orders that follow from a look that has found these checkpoints."""
         nodes = self._nodes
         if self._care is None:
@@ -73,7 +73,7 @@ class Caring:
         while self._ended:
             self._care.handle(self._ended.pop())
         # Drop first: it makes room.
-        effects = self._care.handle(View(found, nodes.holdings))
+        effects = self._care.handle(View(found, nodes.holdings, incomplete))
         drops = [(e.node, e.generation) for e in effects if type(e) is Drop]
         full = [n for n in self._full if self._is_full(n) and n not in self._keeping]
         drops += ((n, k.manifest.generation) for n in full for k in nodes.inventories[n].kept)

@@ -289,7 +289,7 @@ class Draining:
             return
         complete = self._looking.complete(found)
         self.check_room(complete)
-        self._nodes.care(complete)
+        self._nodes.care(complete, self._looking.incomplete(found))
         newest = complete[0][1] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:

@@ -252,8 +252,12 @@ class Nodes(OneNode):
                 if fuller is None:
                     yield each, found
 
-    def care(self, complete: Sequence[Complete]) -> None:
-        self._caring.look(self._last_manifests(complete))
+    def care(self, complete: Sequence[Complete], incomplete: Sequence[Complete] = ()) -> None:
+        others = []
+        for each in incomplete:
+            with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
+                others.append(self._caring.manifest(*each))
+        self._caring.look(self._last_manifests(complete), others)
 
     def drop_kept(self, host: str) -> None:
         for node in self.inventories:
