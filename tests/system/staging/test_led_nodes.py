@@ -775,7 +775,7 @@ def test_a_checkpoint_that_was_saved_again_stays_on_storage(nodes, monkeypatch):
 
 
 def test_a_deleted_checkpoint_that_is_restored_is_deleted_no_longer(nodes):
-    """What the script has saved since is lost."""
+    """The later checkpoint is lost."""
     delete_before_drained(nodes, nodes.lead(0))
     nodes.lose(0, 1)
     nodes.join(1)
