@@ -12,7 +12,8 @@ to `events-RANK-ROUND`:
     ["stored", NUMBER, TIME]            async: the checkpoint is on storage
 
 Times are of CLOCK_MONOTONIC. A step computes for about 50 ms, half of it in Python. The state is
-one trained layer and many that are frozen; with several ranks, each has its own part of it.
+one trained layer and many that are frozen. With DCP, each rank has its own part of it; otherwise,
+each has all of it, and rank 0 saves.
 """
 
 import argparse
@@ -70,7 +71,7 @@ class Model(torch.nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(WIDTH, WIDTH)
-        numbers = size // world // 4
+        numbers = size // 4
         pieces = max(1, numbers * 4 // PIECE)
         self.frozen = torch.nn.ParameterList(
             torch.nn.Parameter(torch.rand(numbers // pieces), requires_grad=False)
@@ -109,7 +110,8 @@ class Checkpoints:
         self.wait()
         path = self._where / f"step-{step}"
         if self._how == "torch":
-            torch.save({"model": self._model.state_dict(), "step": step}, f"{path}.pt")
+            if rank == 0:
+                torch.save({"model": self._model.state_dict(), "step": step}, f"{path}.pt")
         elif self._how == "dcp":
             dcp.save(self._state(), checkpoint_id=path)
         else:
@@ -142,7 +144,8 @@ class Checkpoints:
 
 def train(args: argparse.Namespace, timeline: Timeline) -> None:
     dist.init_process_group("gloo")
-    model = Model(args.size * MB).to(device)
+    size = args.size * MB // (1 if args.how == "torch" else world)
+    model = Model(size).to(device)
     optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.01)
     checkpoints = Checkpoints(args.directory, args.how, model, timeline)
     number, data = checkpoints.load(), torch.ones(WIDTH, WIDTH, device=device)

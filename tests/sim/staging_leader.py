@@ -24,6 +24,16 @@ def complete(
     """Return the checkpoints that the search takes for complete, the newest first. It does not see
     tokens, and takes an older file of a checkpoint for one that has not changed.
     """
+    return [found for found, is_complete in _checkpoints(shown) if is_complete]
+
+
+def incomplete(shown: dict[str, tuple[Data, int]]) -> list[Manifest]:
+    """Return the checkpoints of which the decisive file is there, but not all others."""
+    return [found for found, is_complete in _checkpoints(shown) if not is_complete]
+
+
+def _checkpoints(shown: dict[str, tuple[Data, int]]) -> list[tuple[Manifest, bool]]:
+    """Return the checkpoints, the newest first, and whether each is complete."""
     found = []
     for name, (decisive, _) in shown.items():
         if decisive.world and decisive.is_whole:
@@ -31,12 +41,13 @@ def complete(
             shards = [f"{key}/shard-{rank}" for rank in range(decisive.world)]
             names = [name] if key == name else [*shards, *_config(key, shown), name]
             parts = [(n, *shown[n]) for n in names if n in shown]
-            if len(parts) == len(names) and all(
+            is_complete = len(parts) == len(names) and all(
                 data.is_whole and data.time <= decisive.time for _, data, _ in parts
-            ):
-                files = [StagedFile(n, d.size, d.time, owner=node) for n, d, node in parts]
-                found.append(manifest(key, files, name, frozenset(names), (key,)))
-    return sorted(found, key=lambda m: m.time, reverse=True)
+            )
+            files = [StagedFile(n, d.size, d.time, owner=node) for n, d, node in parts]
+            made = manifest(key, files, name, frozenset(n for n, *_ in parts), (key,))
+            found.append((made, is_complete))
+    return sorted(found, key=lambda each: each[0].time, reverse=True)
 
 
 def _config(key: str, shown: dict[str, tuple[Data, int]]) -> list[str]:
@@ -72,6 +83,13 @@ class Leader:
 
     def look(self) -> Generator[Answer, None, tuple[list[Manifest], list[Holding]]]:
         """Return the complete checkpoints of the view, and what each node has."""
+        found, holdings, _ = yield from self.look_at_all()
+        return found, holdings
+
+    def look_at_all(
+        self,
+    ) -> Generator[Answer, None, tuple[list[Manifest], list[Holding], list[Manifest]]]:
+        """Return the same, and the incomplete checkpoints."""
 
         def inventory(node: Node) -> Activity:
             return node.inventory()
@@ -84,8 +102,8 @@ class Leader:
         holdings = [holding for holding, _ in reports]
         data = {holding.node: files for holding, files in reports}
         view = choice.shown(holdings)
-        found = complete({n: (data[h.node][n], h.node) for n, h in view.items()})
-        return found, holdings
+        shown = {n: (data[h.node][n], h.node) for n, h in view.items()}
+        return complete(shown), holdings, incomplete(shown)
 
     # While workers run
 
@@ -96,12 +114,12 @@ class Leader:
                 continue
             try:
                 number = self.number
-                found, holdings = yield from self.look()
+                found, holdings, others = yield from self.look_at_all()
             except LostError:
                 continue
             if self.is_restoring or number != self.number:
                 continue
-            for effect in self.care.handle(care.View(found, holdings)):
+            for effect in self.care.handle(care.View(found, holdings, others)):
                 self._perform(effect)
             mixed = choice.mixtures(found, holdings)
             newest = next((m for m in found if m not in mixed), None)

@@ -113,6 +113,16 @@ def test_what_only_one_look_has_shown_may_be_deleted() -> None:
     assert effects == [Delete(save, {1: (save.files[1],)})]
 
 
+def test_what_is_left_of_a_checkpoint_that_was_never_complete_is_deleted_too() -> None:
+    partial = a_save(100, 0, 1)
+    holdings = nodes(partial, SECOND)
+    left = [nodes(SECOND)[0], *holdings[1:]]
+    for found, expected in ([SECOND], [Delete(partial, {1: (partial.files[1],)})]), ([], []):
+        view, after = View(found, holdings, [partial]), View(found, left)
+        effects = care_of(view, after)[1]
+        assert [e for e in effects if isinstance(e, Delete)] == expected
+
+
 def test_what_a_failed_restore_has_removed_is_not_deleted_by_the_script() -> None:
     holdings = nodes(FIRST)
     care, _ = care_of(View([FIRST], holdings))

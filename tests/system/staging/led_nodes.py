@@ -44,6 +44,8 @@ class LedNodes:
         stager = Stager(self.channel, launch)
         stager.requests.is_hurried = True
         self._stagers.append((stager, self.channel))
+        assert isinstance(stager.nodes, Nodes)
+        stager.nodes.own.noted = self._stage_nodes[index].noted
         self.leader, self._led_by = index, stager
         self._lead()
         return stager
@@ -83,7 +85,8 @@ class LedNodes:
         """Copy the newest checkpoint to other nodes, but not to storage."""
         assert isinstance(stager.nodes, Nodes)
         for _ in range(3):
-            stager.nodes.care(stager.looking.complete(stager.looking.look()))
+            found = stager.looking.look()
+            stager.nodes.care(stager.looking.complete(found), stager.looking.incomplete(found))
             wait(stager.nodes._caring._keeping.values())
 
     def work(self, stager: Stager) -> None:

@@ -372,6 +372,50 @@ def kept(nodes):
     return [len(os.listdir(root)) if root.exists() else 0 for root in roots]
 
 
+def test_the_next_leader_does_not_wait_for_storage_that_has_nothing_newer(nodes, monkeypatch):
+    write(nodes.stages[1] / "step-1.pt", 1)
+    nodes.work(nodes.lead(0))
+    nodes.lose(0)
+    stager, asked = nodes.lead(2), []
+    monkeypatch.setattr(stager._launch.there, "examine", lambda *_: asked.append(1) or iter(()))
+    assert nodes.restore(stager).path == ""
+    assert newest(nodes.stages[2])[0] == str(nodes.stages[2] / "step-1.pt")
+    assert asked == []
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("lost_at", ["publish", "note_drained"])
+def test_the_next_leader_restores_from_storage_what_only_storage_has(
+    nodes, monkeypatch, lost_at, has_room
+):
+    """The last one is lost with the checkpoint that it drains, before it is on storage or after.
+    Memory of other nodes may be full.
+    """
+    stager = nodes.lead(0)
+    write(nodes.stages[1] / "step-1.pt", 1)
+    nodes.work(stager)
+    write(nodes.stages[0] / "step-2.pt", 2)
+    if not has_room:
+
+        def fail(*_):
+            raise OSError(errno.ENOSPC, "no space")
+
+        monkeypatch.setattr(node, "_write", fail)
+
+    def die(*_, **__):
+        raise KilledError
+
+    monkeypatch.setattr(draining if lost_at == "publish" else stager.draining, lost_at, die)
+    with pytest.raises(KilledError):
+        stager.work()
+    monkeypatch.undo()
+    nodes.lose(0)
+    restored = nodes.restore(nodes.lead(2))
+    is_there = lost_at == "note_drained"
+    assert restored.path == (str(nodes.storage / "step-2.pt") if is_there else "")
+    assert newest(nodes.stages[2])[0].endswith("step-2.pt" if is_there else "step-1.pt")
+
+
 def test_of_both_nodes_that_have_it_lost_an_older_one_is_restored(nodes):
     """Node 0 keeps what node 2 has saved. Storage has step 1 only."""
     stager = nodes.lead(1)
@@ -675,6 +719,113 @@ def test_what_is_deleted_while_it_is_drained_is_deleted_on_storage(nodes, monkey
     drained = [os.path.basename(message.path) for message in nodes.sent(messages.Drained)]
     assert drained == [first.name, second.name]
     assert os.listdir(nodes.storage) == [second.name]
+
+
+def test_what_is_left_of_a_deleted_checkpoint_that_was_never_complete_goes(nodes, tmp_path):
+    """A worker failed during its save, and later the first rank deletes its own files of it."""
+    stager = nodes.lead()
+    for step in (1, 2, 3, 4):
+        dcp(nodes, step, tmp_path)
+        if step == 2:
+            (nodes.stages[1] / "step-2" / "__0_0.distcp").unlink()
+        nodes.work(stager)
+    shutil.rmtree(nodes.stages[0] / "step-2")
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.stages[2])) == ["step-1", "step-3", "step-4"]
+
+
+def delete_before_drained(nodes, stager, first="step-1.pt", second="step-2.pt"):
+    """Save two checkpoints, and delete the first before the second is on storage."""
+    write(nodes.stages[1] / first, 1)
+    nodes.work(stager)
+    write(nodes.stages[1] / second, 2)
+    (nodes.stages[1] / first).unlink()
+    nodes.care(stager)
+
+
+@pytest.mark.parametrize("is_led_by_the_same", [False, True])
+def test_the_next_leader_deletes_on_storage_what_the_script_has_deleted(nodes, is_led_by_the_same):
+    """The last one is lost before the newer checkpoint is on storage."""
+    delete_before_drained(nodes, nodes.lead(0))
+    if not is_led_by_the_same:  # else only the stager was killed
+        nodes.lose(0)
+    stager = nodes.lead(0 if is_led_by_the_same else 2)
+    nodes.restore(stager)
+    nodes.work(stager)
+    assert os.listdir(nodes.storage) == ["step-2.pt"]
+
+
+def test_the_next_leader_deletes_what_is_left_of_a_deleted_checkpoint(nodes, tmp_path, monkeypatch):
+    """The last one is lost before it has the other nodes delete their shards."""
+    stager = nodes.lead(2)
+    dcp(nodes, 1, tmp_path)
+    nodes.work(stager)
+    expected = picture(dcp(nodes, 2, tmp_path))
+    nodes.work(stager)
+    shutil.rmtree(nodes.stages[0] / "step-1")
+
+    def die(*_):
+        raise KilledError
+
+    monkeypatch.setattr(stager.nodes, "delete_at", die)
+    with pytest.raises(KilledError):
+        stager.work()
+    nodes.lose(2)
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    nodes.work(stager)
+    assert [os.listdir(nodes.stages[index]) for index in (0, 1)] == [["step-2"]] * 2
+    assert picture(nodes.storage) == expected
+
+
+def test_a_checkpoint_that_is_saved_again_is_deleted_no_longer(nodes):
+    """The last leader is lost before it has looked again."""
+    delete_before_drained(nodes, nodes.lead(0))
+    write(nodes.stages[1] / "step-1.pt", 3)
+    again = picture(nodes.stages[1])["step-1.pt"]
+    nodes.lose(0)
+    stager = nodes.lead(2)
+    nodes.restore(stager)
+    assert picture(nodes.stages[1])["step-1.pt"] == again
+    write(nodes.stages[1] / "step-4.pt", 4)
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.storage)) == ["step-1.pt", "step-2.pt", "step-4.pt"]
+
+
+def test_a_checkpoint_that_was_saved_again_stays_on_storage(nodes, monkeypatch):
+    """The last leader and that checkpoint are lost as soon as it is on storage."""
+    stager = nodes.lead(0)
+    delete_before_drained(nodes, stager, "best.pt", "last.pt")
+    write(nodes.stages[0] / "best.pt", 3)
+    again = picture(nodes.stages[0])["best.pt"]
+
+    def die(*_):
+        raise KilledError
+
+    monkeypatch.setattr(stager.draining, "note_drained", die)
+    with pytest.raises(KilledError):
+        stager.work()
+    assert picture(nodes.storage)["best.pt"] == again
+    write(nodes.stages[1] / "last.pt", 4)
+    nodes.lose(0)
+    stager = nodes.lead(2)
+    nodes.restore(stager)
+    nodes.work(stager)
+    assert sorted(picture(nodes.storage)) == ["best.pt", "last.pt"]
+
+
+def test_a_deleted_checkpoint_that_is_restored_is_deleted_no_longer(nodes):
+    """The later checkpoint is lost."""
+    delete_before_drained(nodes, nodes.lead(0))
+    nodes.lose(0, 1)
+    nodes.join(1)
+    (nodes.stages[2].parent / "kept").rename(nodes.stages[2].parent / "lost")
+    stager = nodes.lead(2)
+    restored = nodes.restore(stager)
+    assert restored.path == str(nodes.storage / "step-1.pt")
+    write(nodes.stages[1] / "step-4.pt", 4)
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.storage)) == ["step-1.pt", "step-4.pt"]
 
 
 def test_only_the_newest_generation_is_kept(nodes):

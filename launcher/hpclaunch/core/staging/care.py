@@ -20,10 +20,13 @@ from .generations import Holding, Manifest, Settled
 
 @value()
 class View:
-    """A look at all living nodes, and the complete checkpoints there, the newest first."""
+    """A look at all living nodes, and the checkpoints there: the complete ones, the newest first,
+    and the others.
+    """
 
     found: Sequence[Manifest]
     holdings: Sequence[Holding]
+    incomplete: Sequence[Manifest] = ()
 
 
 @value(frozen=True)
@@ -106,7 +109,9 @@ class Care:
         found = [m for m in event.found if m.generation in self._found]
         holdings, self._found = event.holdings, {m.generation for m in event.found}
         self._keeping &= {h.node for h in holdings}
-        effects = self._delete(event.found, holdings)
+        # One that is older than a complete one is not just being saved.
+        stale = [m for m in event.incomplete if any(f.time > m.time for f in event.found)]
+        effects = self._delete(event.found, holdings, stale)
         self._making_safe = newest = self._next(found, holdings)
         if newest is not None:
             effects += self._drop(newest, found, holdings)
@@ -186,11 +191,16 @@ class Care:
         self._last, self._deleted, self._dropped = {}, {}, set()
         return effects
 
-    def _delete(self, found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Effect]:
+    def _delete(
+        self,
+        found: Sequence[Manifest],
+        holdings: Sequence[Holding],
+        stale: Sequence[Manifest] = (),
+    ) -> list[Effect]:
         """Delete what the script has deleted."""
         for h in holdings:
             self._deleted |= self._gone(h)
-            self._last[h.node] = self._seen(h, found)
+            self._last[h.node] = self._seen(h, (*found, *stale))
         staying = (m for m in found if m.generation not in self._deleted)
         others = {(f.name, f.identity) for m in staying for f in m.files}
         effects: list[Effect] = []

@@ -62,17 +62,18 @@ class Caring:
         if node in self._keeping:
             self._keeping[node].cancel()
 
-    def look(self, found: Sequence[Manifest]) -> None:
+    def look(self, found: Sequence[Manifest], incomplete: Sequence[Manifest]) -> None:
         """Give the orders that follow from a look that has found these checkpoints."""
         nodes = self._nodes
         if self._care is None:
+            self._delete_rest()
             self._care = Care(nodes.index)
             # The last leader may have left loans. An empty loan makes its node release them.
             self._loans = dict.fromkeys(nodes.inventories, Loan())
         while self._ended:
             self._care.handle(self._ended.pop())
         # Drop first: it makes room.
-        effects = self._care.handle(View(found, nodes.holdings))
+        effects = self._care.handle(View(found, nodes.holdings, incomplete))
         drops = [(e.node, e.generation) for e in effects if type(e) is Drop]
         full = [n for n in self._full if self._is_full(n) and n not in self._keeping]
         drops += ((n, k.manifest.generation) for n in full for k in nodes.inventories[n].kept)
@@ -135,15 +136,37 @@ class Caring:
         """Delete what the script has deleted before this look, which has found these checkpoints.
         Return whether anything was left of it.
         """
-        effects = [] if self._care is None else self._care.finish(found, self._nodes.holdings)
+        if self._care is None:
+            return self._delete_rest()
+        effects = self._care.finish(found, self._nodes.holdings)
         deletions = [effect for effect in effects if isinstance(effect, Delete)]
         for effect in deletions:
             self._delete(effect)
         return any(effect.left for effect in deletions)
 
     def _delete(self, effect: Delete) -> None:
-        self._nodes.delete_at(effect.left, set(effect.manifest.moved) - {HERE})
-        self._nodes.by_script.add(effect.manifest.key)  # even if storage does not have it yet
+        deleted = effect.manifest
+        # Share it first: if this stager is lost, the next leader deletes what is left. Record it
+        # even if storage does not have it yet.
+        self._nodes.launch.record.add_deleted(deleted.key, deleted.time)
+        self._nodes.share()
+        self._nodes.delete_at(effect.left, set(deleted.moved) - {HERE})
+
+    def _delete_rest(self) -> bool:
+        """Delete what the last leader has not deleted on all nodes, although the script has deleted
+        it on one. Later files of the same names are of another save. Return whether there was any.
+        """
+        nodes, record = self._nodes, self._nodes.launch.record
+        left: dict[int, list[StagedFile]] = defaultdict(list)
+        moved: set[str] = set()
+        for key, saved in record.deleted.items():
+            paths = set(record.moved.get(key, ())) if key != HERE else set()
+            moved |= paths
+            for node, found in nodes.inventories.items():
+                entries = (e for e in found.entries if is_part(e.name, paths))
+                left[node] += (e for e in entries if not e.is_folder and e.time <= saved)
+        nodes.delete_at(left, moved)
+        return any(left.values())
 
     def _drop(self, node: int, fetched: Collection[str]) -> None:
         """Drop fetched files, but only those of checkpoints: the script may append to others."""

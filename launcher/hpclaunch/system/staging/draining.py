@@ -59,7 +59,6 @@ class Draining:
         launch.storage_thread.meanwhile = self.meanwhile
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
-        self.newest = 0  # the time of the newest one that was drained
         self.number = 0  # of drains so far
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
         self._is_swept = False
@@ -125,7 +124,7 @@ class Draining:
 
     def note_drained(self, contents: Contents) -> None:
         self._drained[contents.key] = contents.identity
-        self.newest, self.number = max(self.newest, contents.time), self.number + 1
+        self.number += 1
 
     def forget(self, keys: Iterable[str]) -> None:
         """Note that these checkpoints were deleted on storage."""
@@ -334,7 +333,7 @@ class Draining:
             return
         complete = self._looking.complete(found)
         self.check_room(complete)
-        self._nodes.care(complete)
+        self._nodes.care(complete, self._looking.incomplete(found))
         self._deletion.make_room([c for _, c in complete], self.is_on_storage)
         self._unweighed = complete
 

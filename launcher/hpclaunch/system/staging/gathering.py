@@ -125,11 +125,9 @@ class Gathering:
         storage, self._skipped = self._launch.storage, ()
         avoid = {os.path.relpath(path, storage) for path in request.avoid}
         newest = choice(found, self._nodes.holdings, avoid=avoid)
-        if newest is None:
-            return None
-        known = 0 if request.avoid else self._draining.newest  # on storage
-        if 0 < known <= newest.time:
-            return newest
+        recorded = 0 if avoid else self._launch.record.newest
+        if newest is None or newest.time >= recorded > 0:
+            return newest  # storage has no newer one, so do not wait for it
         until = time.monotonic() + PATIENCE
 
         def meanwhile(done: int, took: float) -> int:
@@ -212,7 +210,9 @@ class Gathering:
             nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
         number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
-        nodes.restored |= set(chosen.moved) - {HERE} if chosen else set()
+        if chosen is not None:
+            nodes.restored |= set(chosen.moved) - {HERE}
+            self._launch.record.forget_deleted({chosen.key})
         order = Settle(Settled(number, frozenset(request.nodes), generation))
         failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():

@@ -61,6 +61,7 @@ class StageNode:
         self._lent = os.path.join(self._own, LENT)
         self._marks = os.path.join(self._own, FETCHED)
         self._settled = os.path.join(self._own, SETTLED)
+        self.noted = ""  # the record of the stager that leads, also if memory has no room for it
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
@@ -215,6 +216,7 @@ class StageNode:
 
     def note(self, record: str) -> None:
         """Keep the record of the stager that leads (`record.py`)."""
+        self.noted = record
         _write(os.path.join(self._own, RECORD), record.encode(errors="surrogateescape"))
 
     def _folder(self, generation: str) -> str:

@@ -62,7 +62,6 @@ class Nodes(OneNode):
         self._noted = ""  # the record that other nodes have
         self.restored: set[str] = set()  # the paths of checkpoints that were restored
         self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
-        self.by_script: set[str] = set()  # keys of checkpoints that it has deleted
         self._mesh: Mesh | None = None
         requests.on_peers = self.on_request
         self._caring = Caring(self)
@@ -97,7 +96,8 @@ class Nodes(OneNode):
     ) -> None:
         """Lead these nodes. `index` is that of this one, which is not among the `peers`."""
         if not self._leads:
-            self.launch.record.load()  # as the last leader has left it
+            self.launch.record.load(self.own.noted)  # as the last leader has left it
+            self.own.noted = ""
             self._caring = Caring(self)
         self._leads, self.index, self.peers, self.term = True, index, dict(peers), term
         self.hosts, self._lease, self._noted = hosts, lease, ""
@@ -258,8 +258,12 @@ class Nodes(OneNode):
                 if fuller is None:
                     yield each, found
 
-    def care(self, complete: Sequence[Complete]) -> None:
-        self._caring.look(self._last_manifests(complete))
+    def care(self, complete: Sequence[Complete], incomplete: Sequence[Complete] = ()) -> None:
+        others = []
+        for each in incomplete:
+            with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
+                others.append(self._caring.manifest(*each))
+        self._caring.look(self._last_manifests(complete), others)
 
     def drop_kept(self, host: str) -> None:
         for node in self.inventories:
@@ -272,8 +276,9 @@ class Nodes(OneNode):
                 self.refresh()
 
     def deleted(self, vanished: set[str]) -> set[str]:
-        self.by_script &= vanished
-        return set(self.by_script)
+        record = self.launch.record
+        record.forget_deleted(record.deleted.keys() - vanished)
+        return set(record.deleted)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
         """Return what `OneNode.lack` does. Each node needs room for its own files of the next

@@ -43,8 +43,10 @@ class OneNode:
     def await_workers(self) -> None:
         """Wait until no worker of another node runs, or another stager leads."""
 
-    def care(self, complete: Sequence[Complete]) -> None:
-        """Give the orders that follow from a look that has found these `whole` checkpoints."""
+    def care(self, complete: Sequence[Complete], incomplete: Sequence[Complete] = ()) -> None:
+        """Give the orders that follow from a look that has found these `whole` checkpoints, and
+        others that lack something.
+        """
 
     def drop_kept(self, host: str) -> None:
         """Drop what a host without room keeps of other nodes, until the next restore."""

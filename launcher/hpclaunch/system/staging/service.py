@@ -187,7 +187,7 @@ class Stager:
             return
         complete = self.looking.complete(found)
         draining.check_room(complete)
-        self.nodes.care(complete)
+        self.nodes.care(complete, self.looking.incomplete(found))
         for each, contents in complete:
             if draining.is_waiting(contents):
                 break
