@@ -59,7 +59,7 @@ class Draining:
         launch.storage_thread.meanwhile = self.meanwhile
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
-        self.newest = 0  # the time of the newest one that was drained
+        self.newest = 0  # the time of the newest one that storage may have
         self.number = 0  # of drains so far
         self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
         self._is_swept = False
@@ -209,6 +209,7 @@ class Draining:
             self._refuse_older(contents)  # another stager may lead by now
             beside = [each for each in beside if not self._has_newer(each)]
             self._refuse_unchosen(contents)
+            self.newest = max(self.newest, contents.time)  # a restore meanwhile asks storage
             self._run(
                 partial(publish, is_there=is_there),
                 contents,
