@@ -259,7 +259,7 @@ class OtherFiles:
             return False
         if each.name not in self._changed and self._run(is_copied, each, self._storage):
             return True
-        if self._run(self._is_newer_there, each):
+        if self._is_newer_there(each):
             return False
         if not self._is_own(each.name):
             self._run(set_aside, final)
@@ -274,7 +274,7 @@ class OtherFiles:
         """
         with contextlib.suppress(OSError):
             known = self._record.others.get(each.name, ())
-            there = later(each, self._storage)
+            there = self._run(later, each, self._storage)
             return there is not None and known[1:] != there.identity
         return False
 
