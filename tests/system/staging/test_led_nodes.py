@@ -1179,7 +1179,7 @@ def test_what_was_not_chosen_is_not_drained_any_more(nodes, tmp_path, monkeypatc
 
 
 def test_a_checkpoint_that_is_being_published_is_restored(nodes, monkeypatch):
-    """Its node is lost meanwhile, and no other has it in memory."""
+    """The node that has saved it is lost meanwhile, and no other has it in memory."""
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.work(stager)
