@@ -1255,7 +1255,7 @@ def answer_of_storage(monkeypatch):
 
 
 def test_what_memory_has_counts_while_storage_does_not_answer(nodes, answer_of_storage):
-    """The stager that leads now has drained nothing, so it does not know what is on storage."""
+    """The stager that leads now has not received the record of what is on storage."""
     answer_of_storage.set()
     stager = nodes.lead(0)
     write(nodes.stages[1] / "step-1.pt", 1)
@@ -1265,6 +1265,7 @@ def test_what_memory_has_counts_while_storage_does_not_answer(nodes, answer_of_s
     nodes.care(stager)
     nodes.lose(0)
     stager = nodes.lead(1)
+    stager._launch.record.newest = 0
     answer_of_storage.clear()
     restored = nodes.restore(stager)
     assert (restored.path, restored.skipped) == ("", (f"{nodes.storage}/*: {SILENT}",))
@@ -1378,3 +1379,47 @@ def test_what_was_not_chosen_is_not_drained_any_more(nodes, tmp_path, monkeypatc
     stager.work()
     assert not todo
     assert "step-2" not in os.listdir(nodes.storage)
+
+
+def test_a_checkpoint_that_is_being_published_is_restored(nodes, monkeypatch):
+    """The node that has saved it is lost meanwhile, and no other has it in memory."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.work(stager)
+    publish = draining.publish
+
+    def lose(*args, **more):
+        nodes.lose(1)
+        stager.requests.pending.append(messages.Restore(4, (), (0, 2)))
+        time.sleep(0.5)
+        publish(*args, **more)
+
+    monkeypatch.setattr(draining, "publish", lose)
+    monkeypatch.setattr(stager.nodes, "care", lambda *_: None)
+    write(nodes.stages[1] / "step-2.pt", 2)
+    stager.work()
+    (restored,) = nodes.sent(messages.Restored)
+    assert restored.path == str(nodes.storage / "step-2.pt")
+
+
+def test_what_is_restored_meanwhile_is_not_deleted_on_storage(nodes, monkeypatch):
+    """The script has deleted it, but the newest one is to be avoided."""
+    stager = nodes.lead()
+    for step in (1, 2):
+        write(nodes.stages[0] / f"step-{step}.pt", step)
+        nodes.work(stager)
+    (nodes.stages[0] / "step-1.pt").unlink()
+    examine, avoid = CheckpointService.examine, (str(nodes.storage / "step-2.pt"),)
+    todo = [messages.Restore(4, avoid, (0, 1, 2))]
+
+    def restoring(self, *more):
+        if todo and self.where.endswith("storage/ckpt"):
+            stager.requests.pending.append(todo.pop())
+            time.sleep(0.5)
+        return examine(self, *more)
+
+    monkeypatch.setattr(CheckpointService, "examine", restoring)
+    stager.work()
+    (restored,) = nodes.sent(messages.Restored)
+    assert restored.path == str(nodes.storage / "step-1.pt")
+    assert (nodes.storage / "step-1.pt").exists()

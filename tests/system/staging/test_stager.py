@@ -1127,3 +1127,19 @@ def test_without_an_exchange_the_older_one_stays_visible(node, stager, monkeypat
     stager.work()
     assert all(seen)
     assert picture(node.storage) == picture(node.stage)
+
+
+def test_making_room_spares_what_was_saved_again_during_the_drain(node, stager, monkeypatch):
+    write(node.stage / "best.pt", 1)
+    stager.work()
+    publish = draining.publish
+
+    def save_again(*args, **more):
+        publish(*args, **more)
+        write(node.stage / "best.pt", 3)
+
+    monkeypatch.setattr(draining, "publish", save_again)
+    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    write(node.stage / "last.pt", 2)
+    stager.work()
+    assert names(node.stage) == ["best.pt", "last.pt"]

@@ -93,10 +93,10 @@ def results(calls: Sequence[Future[T]], between: Between, done: int) -> list[T]:
             between(done, 0.0)
         except GivenUpError as e:
             given_up = e
-    results = [call.result() for call in calls]
+    returned = [call.result() for call in calls]
     if given_up is not None:
         raise given_up
-    return results
+    return returned
 
 
 def make_parents(name: str, source: str, root: str) -> None:

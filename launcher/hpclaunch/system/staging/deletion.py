@@ -33,7 +33,7 @@ class Deletion:
         if not os.path.isdir(self._launch.root):  # somebody has deleted all of it
             return
         moved = self._record.moved
-        vanished = {key for key in moved.keys() - {HERE} if not self._is_here(moved[key])}
+        vanished = {key for key in moved.keys() - {HERE} if self._has_vanished(key)}
         deleted = self._nodes.deleted(vanished)
         if deleted <= self._kept and drains == self._drains:
             return
@@ -49,7 +49,9 @@ class Deletion:
             times = (f.candidate.time for key, f in found if key in staying and f.lacks is None)
             latest = max(times, default=0)  # not by step: steps may begin again at 0
             for key, each in found:
-                if key in deleted and each.candidate.time < latest:
+                is_older = each.candidate.time < latest
+                # A restore meanwhile may have brought it back.
+                if key in deleted and is_older and self._has_vanished(key):
                     run(self._remove, moved[key])
                     self._record.forget(key)
                     deleted.remove(key)
@@ -60,8 +62,11 @@ class Deletion:
             with contextlib.suppress(FileNotFoundError):
                 remove(path, self._storage, self._launch.name)
 
-    def _is_here(self, names: Sequence[str]) -> bool:
-        return any(os.path.lexists(os.path.join(self._launch.root, name)) for name in names)
+    def _has_vanished(self, key: str) -> bool:
+        """Return whether a checkpoint of this launch is no longer in memory."""
+        names = self._record.moved.get(key)
+        root = self._launch.root
+        return names is not None and not any(os.path.lexists(os.path.join(root, n)) for n in names)
 
     def make_room(
         self, complete: Sequence[Contents], is_on_storage: Callable[[Contents], bool]
@@ -73,7 +78,9 @@ class Deletion:
             for contents in reversed(complete[1:]):
                 if not self._nodes.lack(complete[0])[0]:
                     return
-                if is_on_storage(contents) and contents.key != HERE:
+                # During a drain, the script may have saved under its name again.
+                is_same = contents.is_unchanged(self._launch.root)
+                if is_same and is_on_storage(contents) and contents.key != HERE:
                     self._record.add_others(set(contents.moved))  # a new one may replace it there
                     self._record.forget(contents.key)
                     self._nodes.delete(contents)

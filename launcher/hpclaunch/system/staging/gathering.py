@@ -131,7 +131,7 @@ class Gathering:
         until = time.monotonic() + PATIENCE
 
         def meanwhile(done: int, took: float) -> int:
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or self._requests.has_flush:
                 raise TimeoutError(errno.ETIMEDOUT, f"storage has not answered for {PATIENCE:g} s")
             return self._requests.meanwhile(done, took)
 

@@ -262,7 +262,7 @@ class OtherFiles:
             return False
         if each.name not in self._changed and self._run(is_copied, each, self._storage):
             return True
-        if self._run(self._is_newer_there, each):
+        if self._is_newer_there(each):
             return False
         if not self._is_own(each.name):
             self._run(set_aside, final)
@@ -277,7 +277,7 @@ class OtherFiles:
         off from it, or the other node may be lost.
         """
         with contextlib.suppress(OSError):
-            if (there := later(each, self._storage)) is not None:
+            if (there := self._run(later, each, self._storage)) is not None:
                 known = self._record.others.get(each.name, ())
                 return known[1:] != there.identity or self._nodes.is_old(each)
         return False
