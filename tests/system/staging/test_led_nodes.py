@@ -60,6 +60,19 @@ def dcp(nodes, step, scratch, *, key="", times=None):
     return saved.parent
 
 
+def with_the_first_of_two_deleted(nodes, leader, scratch):
+    """Save two checkpoints, of which the script then deletes its part of the first. Return the
+    stager that leads, and the picture of the second.
+    """
+    stager = nodes.lead(leader)
+    dcp(nodes, 1, scratch)
+    nodes.work(stager)
+    expected = picture(dcp(nodes, 2, scratch))
+    nodes.work(stager)
+    shutil.rmtree(nodes.stages[0] / "step-1")
+    return stager, expected
+
+
 def clear(storage):
     """Delete all that is on storage, so that only memory has something to restore."""
     shutil.rmtree(storage)
@@ -664,12 +677,7 @@ def test_a_lost_node_has_deleted_nothing(nodes):
 
 @pytest.mark.parametrize("end", ["restore", "flush"])
 def test_what_is_deleted_after_the_last_look_is_deleted_everywhere(nodes, tmp_path, end):
-    stager = nodes.lead(1)
-    dcp(nodes, 1, tmp_path)
-    nodes.work(stager)
-    expected = picture(dcp(nodes, 2, tmp_path))
-    nodes.work(stager)
-    shutil.rmtree(nodes.stages[0] / "step-1")
+    stager, expected = with_the_first_of_two_deleted(nodes, 1, tmp_path)
     if end == "restore":
         nodes.restore(stager)
         nodes.work(stager)
@@ -757,12 +765,7 @@ def test_the_next_leader_deletes_on_storage_what_the_script_has_deleted(nodes, i
 
 def test_the_next_leader_deletes_what_is_left_of_a_deleted_checkpoint(nodes, tmp_path, monkeypatch):
     """The last one is lost before it has the other nodes delete their shards."""
-    stager = nodes.lead(2)
-    dcp(nodes, 1, tmp_path)
-    nodes.work(stager)
-    expected = picture(dcp(nodes, 2, tmp_path))
-    nodes.work(stager)
-    shutil.rmtree(nodes.stages[0] / "step-1")
+    stager, expected = with_the_first_of_two_deleted(nodes, 2, tmp_path)
 
     def die(*_):
         raise KilledError

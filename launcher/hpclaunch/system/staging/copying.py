@@ -59,7 +59,7 @@ def copy(items: Sequence[StagedFile], source: str, draft: str, between: Between)
         results([pool.submit(_prepare, items, draft)], between, done)
         while batch := list(islice(spans, between(done, took))):
             began = time.monotonic()
-            # Else another launch would take the draft for abandoned.
+            # Another launch removes drafts that have not changed for long.
             touched = pool.submit(os.utime, draft)
             copied = [pool.submit(_copy_span, source, draft, *span) for span in batch]
             done += sum(results(copied, between, done))

@@ -78,9 +78,10 @@ class Deletion:
             for contents in reversed(complete[1:]):
                 if not self._nodes.lack(complete[0])[0]:
                     return
+                if contents.key == HERE or not is_on_storage(contents):
+                    continue
                 # During a drain, the script may have saved under its name again.
-                is_same = contents.is_unchanged(self._launch.root)
-                if is_same and is_on_storage(contents) and contents.key != HERE:
+                if contents.is_unchanged(self._launch.root):
                     self._record.add_others(set(contents.moved))  # a new one may replace it there
                     self._record.forget(contents.key)
                     self._nodes.delete(contents)

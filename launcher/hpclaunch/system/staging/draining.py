@@ -28,7 +28,7 @@ from .launch import Launch
 from .looking import Looking
 from .one_node import Complete, OneNode
 from .other_files import OtherFiles, set_aside
-from .publishing import later, publish, sweep
+from .publishing import draft, later, publish, sweep
 from .removal import rmtree
 from .requests import Requests
 
@@ -180,7 +180,7 @@ class Draining:
         """
         self.sweep_again()
         is_there = self._run(contents.is_copied, self._storage)
-        with self._launch.storage_thread.draft(self._storage, self._launch.name) as drafted:
+        with draft(self._storage, self._launch.name, self._run) as drafted:
             candidates = [f.candidate for f in all_found]
             beside = notes(self._launch.root, contents.key, candidates, self.absent(all_found))
             beside = [
@@ -329,13 +329,18 @@ class Draining:
 
     def _look(self) -> None:
         """Look for new checkpoints, have other nodes copy them, and make room in memory."""
-        if (found := self._looking.look()) is None:
-            return
+        if (found := self._looking.look()) is not None:
+            self._unweighed = complete = self.consider(found)
+            self._deletion.make_room([c for _, c in complete], self.is_on_storage)
+
+    def consider(self, found: Sequence[ExaminedCheckpoint]) -> list[Complete]:
+        """Check the room for the next checkpoint, and have other nodes copy those that a look has
+        found. Return the complete ones.
+        """
         complete = self._looking.complete(found)
-        self.check_room(complete)
+        self._check_room(complete)
         self._nodes.care(complete, self._looking.incomplete(found))
-        self._deletion.make_room([c for _, c in complete], self.is_on_storage)
-        self._unweighed = complete
+        return complete
 
     def _check_worth(
         self, contents: Contents | None, done: int, complete: Sequence[Complete]
@@ -363,7 +368,7 @@ class Draining:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
-    def check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+    def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
         """Check once for each new checkpoint that the next one will fit, if those that are on
         storage make room for it. Do this before the next save begins, which takes room itself.
         """

@@ -80,14 +80,12 @@ class Looking:
         """Return the complete checkpoints, but no mixtures of the saves of several nodes."""
         return self._nodes.whole(self.candidates(found))
 
-    def incomplete(self, found: Sequence[ExaminedCheckpoint]) -> list[Complete]:
-        """Return the checkpoints that lack something, such as the file of another rank."""
-        lacking = []
+    def incomplete(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Complete]:
+        """Yield the checkpoints that lack something, such as the file of another rank."""
         for each in found:
             if each.lacks is not None:
                 with contextlib.suppress(OSError):  # being deleted
-                    lacking.append((each, contents_of(self._launch.root, each)))
-        return lacking
+                    yield each, contents_of(self._launch.root, each)
 
     def candidates(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Complete]:
         """Yield the complete checkpoints, except those of which another rank's file is incomplete,

@@ -258,7 +258,7 @@ class Nodes(OneNode):
                 if fuller is None:
                     yield each, found
 
-    def care(self, complete: Sequence[Complete], incomplete: Sequence[Complete] = ()) -> None:
+    def care(self, complete: Sequence[Complete], incomplete: Iterable[Complete] = ()) -> None:
         others = []
         for each in incomplete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
@@ -371,7 +371,7 @@ class Nodes(OneNode):
         both = _with(calls, between)
 
         def meanwhile() -> None:
-            # Else another launch would take it for abandoned.
+            # Another launch removes drafts that have not changed for long.
             self.launch.storage_thread.run(os.utime, drafted)
             both(mine, TICK)
 

@@ -43,7 +43,7 @@ class OneNode:
     def await_workers(self) -> None:
         """Wait until no worker of another node runs, or another stager leads."""
 
-    def care(self, complete: Sequence[Complete], incomplete: Sequence[Complete] = ()) -> None:
+    def care(self, complete: Sequence[Complete], incomplete: Iterable[Complete] = ()) -> None:
         """Give the orders that follow from a look that has found these `whole` checkpoints, and
         others that lack something.
         """

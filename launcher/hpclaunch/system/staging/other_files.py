@@ -23,7 +23,7 @@ from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, targe
 from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
 from .one_node import OneNode
-from .publishing import draft_beside, later, place
+from .publishing import draft, draft_beside, later, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
 
@@ -222,7 +222,7 @@ class OtherFiles:
         if not new:
             return failed
         try:
-            with self._launch.storage_thread.draft(self._storage, self._launch.name) as drafted:
+            with draft(self._storage, self._launch.name, self._run) as drafted:
                 for each in sorted(new, key=lambda each: each.is_link):
                     try:
                         if self._copy_one(each, drafted, between, missing):

@@ -20,6 +20,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.listing import OWN
@@ -27,6 +28,8 @@ from hpclaunch.system.checkpoints.listing import OWN
 from .contents import HERE, Contents, file_at, tree
 from .copying import sync
 from .removal import rmtree
+
+T = TypeVar("T")
 
 DRAFT = f"{OWN}draft-"
 OLD = "-before-hpclaunch"  # the end of the name of a directory that is just being replaced
@@ -37,20 +40,24 @@ ABANDONED = 600.0  # seconds since the last write until another launch's draft i
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
+def _in_this_thread(work: Callable[..., T], *args: object) -> T:
+    return work(*args)
+
+
 @contextlib.contextmanager
-def draft(root: str, launch: str) -> Iterator[str]:
+def draft(root: str, launch: str, run: Callable[..., Any] = _in_this_thread) -> Iterator[str]:
     """Return a directory for what is not finished, on the same file system as `root`. In the end it
     is removed, with what is in it. The draft's name contains `launch`, the name of this launch.
+    `run` calls a function, such as that of a StorageThread.
     """
-    path = new_draft(root, launch)
+    path = run(_new_draft, root, launch)
     try:
         yield path
     finally:
-        rmtree(path)
+        run(rmtree, path)
 
 
-def new_draft(root: str, launch: str) -> str:
-    """Make a draft, which the caller removes."""
+def _new_draft(root: str, launch: str) -> str:
     os.makedirs(root, exist_ok=True)
     return tempfile.mkdtemp(prefix=_prefix(launch), dir=root)
 

@@ -145,7 +145,7 @@ class Stager:
         if (restored := restoring.restored) is not None:
             record.add(restored)
             record.add_copied(restoring.beside)
-            # Else the script has saved a newer one.
+            # It is not the same if the script has saved a newer one meanwhile.
             if run(restored.is_copied, self._launch.storage):
                 self.draining.note_drained(restored)
         if isinstance(reply, messages.Restored) and not request.avoid:
@@ -185,9 +185,7 @@ class Stager:
         draining = self.draining
         if (found := self.looking.look()) is None:
             return
-        complete = self.looking.complete(found)
-        draining.check_room(complete)
-        self.nodes.care(complete, self.looking.incomplete(found))
+        complete = draining.consider(found)
         for each, contents in complete:
             if draining.is_waiting(contents):
                 break
@@ -204,10 +202,10 @@ class Stager:
 
     def _report(self, failed: Sequence[tuple[str, str]]) -> None:
         """Report one of the files that could not be copied, unless the reason was reported."""
-        (name, why), before = failed[0] if failed else ("", ""), self._others_fail
-        self._others_fail = why
-        if why not in ("", before):
+        name, why = failed[0] if failed else ("", "")
+        if why and why != self._others_fail:
             self.requests.send(messages.OtherFailed(self._launch.on_storage(name), why))
+        self._others_fail = why
 
     def _rotate(self) -> None:
         """Delete on storage what the script has deleted, if it is not needed any more."""

@@ -7,14 +7,11 @@ memory. `copying.copy` has threads of its own, for which the main thread waits i
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from .copying import Between, at_once, results
-from .publishing import new_draft
-from .removal import rmtree
 
 T = TypeVar("T")
 
@@ -35,12 +32,3 @@ class StorageThread:
             return results([call], meanwhile or self.meanwhile, 0)[0]
         finally:
             call.cancel()  # if nobody waits for it any longer
-
-    @contextlib.contextmanager
-    def draft(self, root: str, launch: str) -> Iterator[str]:
-        """Return a draft as `publishing.draft` does."""
-        path = self.run(new_draft, root, launch)
-        try:
-            yield path
-        finally:
-            self.run(rmtree, path)
