@@ -209,9 +209,9 @@ def test_a_log_service_that_cannot_start_again_ends_the_agent_with_the_reason(mo
     config = SimpleNamespace(host="n1", logs=None)
     logs = Logs(config, LogServiceClient(), lambda _: None)
     monkeypatch.setattr(LogServiceClient, "successor", refuse)
-    logs.say("a line")
+    logs.service.say("a line")
     os.kill(logs.service._process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=f"cannot be shown: {os.strerror(errno.EAGAIN)}"):
         receive(logs)
-    logs.say("another")
+    logs.service.say("another")
     logs.close()

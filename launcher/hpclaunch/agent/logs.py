@@ -44,10 +44,6 @@ class Logs(Adapter):
         self._shown: partial[messages.Prepare] | None = None  # the request for the current round
         self._take_facts: Callable[[str], None] = lambda _: None
 
-    def say(self, text: str) -> None:
-        """Show a line to the user, after all output of the workers so far."""
-        self.service.say(text)
-
     def ask(self, question: Callable[..., Question], done: Done) -> None:
         """Call `question` with a new number, and send what it returns. `done` is called later with
         the answer, or with None if the process is gone. It returns the events that follow.
@@ -70,7 +66,7 @@ class Logs(Adapter):
     ) -> None:
         """Call `take` later with the facts of these kinds in this launch, if they can be read."""
         self._take_facts = take
-        self.service.read_facts(directory, launch, kinds)
+        self.service.send(messages.ReadFacts(str(directory), launch, tuple(kinds)))
 
     def fds(self) -> Iterable[Fd]:
         return (self.service.fileno(),)
@@ -130,7 +126,7 @@ class Logs(Adapter):
         killed. Call this once the job is over.
         """
         if self._first is not None:
-            self.service.remove(self._first)
+            self.service.send(messages.Remove(str(self._first)))
 
     def close(self) -> None:
         """Return once all output is shown, or cannot be shown because its reader or disk hangs."""
