@@ -93,11 +93,9 @@ class AskMps(Message):
 
 
 class MpsAnswered(Message):
-    """The fields of a DaemonAnswer (system/gpus/foreign_mps.py)."""
-
     number: int
-    foreign: str
-    refused: str
+    foreign: str  # the pipe directory of a daemon that can be used, or ""
+    refused: str  # why it is not used; "" if it can be used, or does not answer
 
 
 class Notify(Message):
