@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,10 +192,10 @@ def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
     (out, *_) = begin(output, 0, tmp_path)
     out.write_text("of an earlier launch\n")
     begin(output, 0, tmp_path)
-    output.logs.ask(partial(ReadTail, files=(str(out),)), no_events)
+    output.logs.ask(ReadTail((str(out),)), no_events)
     with out.open("a") as f:
         f.write("the last line\n")
-    output.logs.ask(partial(ReadTail, files=(str(tmp_path / "none"), str(out))), no_events)
+    output.logs.ask(ReadTail((str(tmp_path / "none"), str(out))), no_events)
     texts = [reply.text for reply in service._channel.replies if isinstance(reply, Tail)]
     assert texts == ["", "the last line"]
 

@@ -68,7 +68,7 @@ def prepare(client, directory, number=1):
     streams = (StreamFile(str(file), (TapTo(1, ""),)),)
     store = str(directory / "store.err")
     index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
-    client.send(Prepare(number, str(file.parent), streams, (), (), store, index))
+    client.send(Prepare(str(file.parent), streams, (), (), store, index, number))
     return file
 
 
@@ -88,9 +88,9 @@ def test_the_last_lines_and_the_disk(client, tmp_path):
     file = prepare(client, tmp_path)
     until(client, Prepared)
     file.write_text("one\ntwo\n")
-    client.send(ReadTail(2, (str(file),)))
+    client.send(ReadTail((str(file),), 2))
     assert until(client, Tail) == Tail(2, "one\ntwo")
-    client.send(LookAtDisk(3, str(tmp_path)))
+    client.send(LookAtDisk(str(tmp_path), 3))
     assert until(client, Disk).seen.path == str(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_lines_that_a_full_disk_cuts_off(tmp_path):
     client = LogServiceClient()
     pid = client._process.pid
     path = tmp_path / "lines"
-    client.send(ReadTail(1, ()))
+    client.send(ReadTail((), 1))
     until(client, Tail)  # its imports must not write cut-off .pyc files
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, -1))
     client.append(tmp_path, "lines", "x" * 5000 + "\n")
@@ -130,7 +130,7 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
         client.say("x" * 100)
     assert client.wanting
     assert len(client._waiting) < 1 << 18
-    client.send(ReadTail(7, (str(tmp_path / "none"),)))
+    client.send(ReadTail((str(tmp_path / "none"),), 7))
     os.kill(pid, signal.SIGCONT)
     assert until(client, Tail).id == 7
     assert client.dropped() > 0
@@ -225,7 +225,7 @@ def test_a_round_that_is_prepared_twice_is_followed_once(service, tmp_path):
     file, filtered = str(here / "rank-0.out"), str(here / "filtered")
     streams = (StreamFile(file, (TapTo(1, ""), TapTo(filtered, "", ("loss",)))),)
     index = IndexFile(str(here / "index"), "71.0", "n1")
-    request = Prepare(1, str(here), streams, (filtered,), (), str(here / "store.err"), index)
+    request = Prepare(str(here), streams, (filtered,), (), str(here / "store.err"), index, 1)
     for _ in range(2):
         service.serve(request)
     assert service._channel.replies == [Prepared(1)] * 2
@@ -302,7 +302,7 @@ client = LogServiceClient()
 file = Path(sys.argv[1]) / "round-0" / "rank-0.out"
 streams = (StreamFile(str(file), (TapTo(1, ""),)),)
 index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
-client.send(Prepare(1, str(file.parent), streams, (), (), str(file), index))
+client.send(Prepare(str(file.parent), streams, (), (), str(file), index, 1))
 select.select([client], [], [])
 file.write_text("a line\\n")
 print(client._process.pid, file=sys.stderr, flush=True)

@@ -186,7 +186,7 @@ class Channels(Adapter):
 
     def _resolve(self, agent: int) -> None:
         self._looked_up.add(agent)
-        resolve = partial(Resolve, host=self.where.places[agent].host)
+        resolve = Resolve(self.where.places[agent].host)
         self._errands.run(resolve, partial(self._resolved, agent))
 
     def _resolved(self, agent: int, answer: Answer | None) -> list[events.Event]:
@@ -259,7 +259,7 @@ class Channels(Adapter):
         if known or not self._first:
             return [events.Diagnosed(known, effect.number)]
         host, ports = self.where.places[HEAD].host, tuple(self.keys(HEAD).ports)
-        explain = partial(Explain, host=host, addresses=self._first, ports=ports)
+        explain = Explain(host, self._first, ports)
         self._errands.run(explain, partial(_explained, effect.number))
         return []
 

@@ -21,14 +21,14 @@ class EndWatch(Adapter):
         job, environ = context.config.job, context.environ
         in_step = slurm.in_step(environ)
         has_spares = 0 < job.most < job.nodes
-        self._question = partial(
-            FindJobEnd,
+        self._question = FindJobEnd(
             job=job.slurm_id,
             step=f"{job.slurm_id}.{environ['SLURM_STEP_ID']}" if in_step else "",
             end=environ.get("SLURM_JOB_END_TIME", ""),
             restarts=environ.get("SLURM_RESTART_COUNT", ""),
             nodes=environ.get("SLURM_STEP_NODELIST", "") if has_spares else "",
             since=time.time(),
+            before=None,
         )
         self._number = 0  # of the newest question
         self._waits = False  # for an answer; newer questions are asked after it, as one
@@ -46,7 +46,7 @@ class EndWatch(Adapter):
 
     def _begin(self) -> None:
         self._waits = True
-        question = partial(self._question, before=self._last)
+        question = self._question.replaced(before=self._last)
         self._errands.run(question, partial(self._found, self._number))
 
     def _found(self, number: int, answer: Answer | None) -> list[events.Event]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from ..core.placement.streams import Shown, Std
@@ -100,15 +99,15 @@ class Output:
                 path = worker.out if stream is Std.OUT else worker.err
                 files.append(StreamFile(path, tuple(taps)))
         path = str(directory / index_of(self._label))
-        request = partial(
-            Prepare,
+        request = Prepare(
             directory=str(directory),
             streams=tuple(files),
             duplicates=tuple(duplicates),
+            errors=tuple(errors),
             store=str(store),
             index=IndexFile(path, self._launch, self._host),
         )
-        self.logs.prepare(request, errors, done)
+        self.logs.prepare(request, done)
 
 
 def _are_one_place(first: int, second: int) -> bool:

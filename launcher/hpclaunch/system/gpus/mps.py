@@ -37,7 +37,7 @@ def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
     here, pipes = installed(environ, cuda)
     if not pipes:
         return here
-    answer = foreign_mps.ask(AskMps(0, here.control, pipes))
+    answer = foreign_mps.ask(AskMps(here.control, pipes))
     return replace(here, foreign=answer.foreign, refused=answer.refused)
 
 

@@ -38,27 +38,27 @@ class Prepare(Message):
     when. Answered by Prepared or Refused.
     """
 
-    id: int
     directory: str
     streams: tuple[StreamFile, ...]
     duplicates: tuple[str, ...]
     errors: tuple[str, ...]  # error files of an earlier launch, to be removed
     store: str
     index: IndexFile
+    id: int = 0
 
 
 class ReadTail(Message):
     """Read the last lines of the first file that has any in this round. Answered by Tail."""
 
-    id: int
     files: tuple[str, ...]
+    id: int = 0
 
 
 class LookAtDisk(Message):
     """Find the free space for a directory. Answered by Disk."""
 
-    id: int
     directory: str
+    id: int = 0
 
 
 class Keep(Message):
