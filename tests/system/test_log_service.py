@@ -23,7 +23,6 @@ from hpclaunch.system.logs.messages import (
     Append,
     Complaint,
     Disk,
-    IndexFile,
     Keep,
     LookAtDisk,
     Lost,
@@ -67,8 +66,8 @@ def prepare(client, directory, number=1):
     file = directory / "round-0" / "rank-0.out"
     streams = (StreamFile(str(file), (TapTo(1, ""),)),)
     store = str(directory / "store.err")
-    index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
-    client.send(Prepare(str(file.parent), streams, (), (), store, index, number))
+    index = str(file.parent / "index-agent-0.txt")
+    client.send(Prepare(str(file.parent), streams, (), (), store, index, "71.0", "n1", number))
     return file
 
 
@@ -224,8 +223,8 @@ def test_a_round_that_is_prepared_twice_is_followed_once(service, tmp_path):
     here = tmp_path / "round-0"
     file, filtered = str(here / "rank-0.out"), str(here / "filtered")
     streams = (StreamFile(file, (TapTo(1, ""), TapTo(filtered, "", ("loss",)))),)
-    index = IndexFile(str(here / "index"), "71.0", "n1")
-    request = Prepare(str(here), streams, (filtered,), (), str(here / "store.err"), index, 1)
+    more = (str(here / "store.err"), str(here / "index"), "71.0", "n1")
+    request = Prepare(str(here), streams, (filtered,), (), *more, 1)
     for _ in range(2):
         service.serve(request)
     assert service._channel.replies == [Prepared(1)] * 2
@@ -297,12 +296,12 @@ AGENT = """
 import select, sys, time
 from pathlib import Path
 from hpclaunch.system.logs.log_client import LogServiceClient
-from hpclaunch.system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
+from hpclaunch.system.logs.messages import Prepare, StreamFile, TapTo
 client = LogServiceClient()
 file = Path(sys.argv[1]) / "round-0" / "rank-0.out"
 streams = (StreamFile(str(file), (TapTo(1, ""),)),)
-index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
-client.send(Prepare(str(file.parent), streams, (), (), str(file), index, 1))
+index = str(file.parent / "index-agent-0.txt")
+client.send(Prepare(str(file.parent), streams, (), (), str(file), index, "71.0", "n1", 1))
 select.select([client], [], [])
 file.write_text("a line\\n")
 print(client._process.pid, file=sys.stderr, flush=True)

@@ -25,14 +25,6 @@ class StreamFile(Message):
     taps: tuple[TapTo, ...] = ()
 
 
-class IndexFile(Message):
-    """The index of an agent's output in a round (`output_index.py`)."""
-
-    path: str
-    launch: str
-    host: str
-
-
 class Prepare(Message):
     """Make a round's directory, files and duplicates, show what is written to them, and record
     when. Answered by Prepared or Refused.
@@ -43,7 +35,9 @@ class Prepare(Message):
     duplicates: tuple[str, ...]
     errors: tuple[str, ...]  # error files of an earlier launch, to be removed
     store: str
-    index: IndexFile
+    index: str  # the file for the index of the output (`output_index.py`)
+    launch: str  # for its first line, as the host
+    host: str
     id: int = 0
 
 
