@@ -294,18 +294,13 @@ class Resuming(Adapter):
         if self._search_number or self._look_number or self._newest_number:
             return
         self._newest_at = now + NEWEST_AGAIN
-        if self._spread is not None:
-            self._number += 1
-            self._newest_number = self._number
-            self._spread.search(self._number, self._found_in_memory)
-            return
-        try:
-            service = self._served()
-        except OSError:
-            return
-        self._number += 1
-        self._newest_number = self._number
-        service.search(self._number, self._rounds, self._avoid)
+        spread, number = self._spread, self._number + 1
+        with contextlib.suppress(OSError):  # no process can be started now
+            if spread is not None:
+                spread.search(number, self._found_in_memory)
+            else:
+                self._served().search(number, self._rounds, self._avoid)
+            self._number = self._newest_number = number
 
     def _served(self) -> CheckpointServiceClient:
         """Return the process, and start it if there is none. Raises OSError."""
