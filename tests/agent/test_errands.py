@@ -131,7 +131,7 @@ def test_each_errand_has_its_own_answer(runner, tmp_path):
 
 def find_job_end():
     known = {"job": "7", "step": "", "end": "", "restarts": "", "nodes": "", "since": 0.0}
-    return FindJobEnd(**known, before=None)
+    return FindJobEnd(**known)
 
 
 @pytest.mark.parametrize("kind", ["scontrol", "name", "py-spy", "command"])

@@ -28,7 +28,6 @@ class EndWatch(Adapter):
             restarts=environ.get("SLURM_RESTART_COUNT", ""),
             nodes=environ.get("SLURM_STEP_NODELIST", "") if has_spares else "",
             since=time.time(),
-            before=None,
         )
         self._number = 0  # of the newest question
         self._waits = False  # for an answer; newer questions are asked after it, as one

@@ -75,8 +75,8 @@ class LaunchParser(Parser):
         self.ours: set[str] = set()
 
     def section(self, title: str, description: str | None = None) -> tuple[Add, Add]:
-        """Make a new group of the help. Return `add_argument` for its options that torchrun has,
-        with their spellings that are only `ours`, and for those that torchrun does not have.
+        """Make a new group of the help. Return two functions like `add_argument`: for options that
+        torchrun has, of which `ours` are our own spellings, and for options that it does not have.
         """
         group = self.add_argument_group(title, description)
 

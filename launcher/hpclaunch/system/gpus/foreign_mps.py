@@ -18,7 +18,7 @@ PEER = struct.Struct("3i")  # of SO_PEERCRED: pid, uid, gid
 
 
 def ask(errand: AskMps) -> MpsAnswered:
-    """Ask the daemon with this pipe directory."""
+    """Run the errand AskMps."""
     number, pipes = errand.number, errand.pipes
     if stranger := _stranger(pipes):
         return MpsAnswered(number, "", f"the MPS daemon at {pipes} is not used: {stranger}")

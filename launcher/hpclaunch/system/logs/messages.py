@@ -36,7 +36,7 @@ class Prepare(Message):
     errors: tuple[str, ...]  # error files of an earlier launch, to be removed
     store: str
     index: str  # the file for the index of the output (`output_index.py`)
-    launch: str  # for its first line, as the host
+    launch: str  # its first line has the launch and the host
     host: str
     id: int = 0
 

@@ -21,7 +21,7 @@ class FindJobEnd(Message):
     restarts: str  # SLURM_RESTART_COUNT, or ""
     nodes: str  # check which of these are drained; "" for none
     since: float  # seconds since 1970; a job that had ended by then is an earlier one
-    before: JobEndFound | None  # the last answer, of which a part is used if Slurm is silent
+    before: JobEndFound | None = None  # the last answer; a part of it counts if Slurm is silent
     number: int = 0
 
 
