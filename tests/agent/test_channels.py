@@ -189,7 +189,7 @@ def test_the_fork_server_of_a_dead_agent_confirms_its_death(agents):
     """The notice is at the port that the agent has reported, or at its other possible ports."""
     head, member, other = (agents.start(i) for i in range(3))
     port, server = other.port, ForkServerClient()
-    other.leave_notice(server.post_on_death, "a2")
+    other.leave_notice(server.send, "a2")
     agents.end(other)
     ending = threading.Thread(target=server.close, kwargs={"in_order": False})
     ending.start()
@@ -209,7 +209,7 @@ def test_a_dead_agent_without_a_place_is_confirmed(agents):
     where = Allocation("71.0", agents.identity, places, 1, (HERE, head.port), has_place=False)
     other, server = agents.add(where), ForkServerClient()
     port = other.port
-    other.leave_notice(server.post_on_death, "x1")
+    other.leave_notice(server.send, "x1")
     agents.end(other)
     with death_notice_of(server):
         agents.until_gone(head, effects.Probe(1, HERE, port, "x1"))
@@ -241,7 +241,7 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     assert heard.sender == 1
     port, server = other.port, ForkServerClient()
     assert port != before
-    other.leave_notice(server.post_on_death, "a2")
+    other.leave_notice(server.send, "a2")
     agents.end(other)
     with death_notice_of(server):
         agents.until_gone(member, effects.Probe(2))

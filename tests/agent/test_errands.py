@@ -105,17 +105,17 @@ def helper():
 
 
 def resolve(host=HERE):
-    return partial(Resolve, host=host)
+    return Resolve(host)
 
 
 def notify(command):
-    return partial(Notify, command=command, event={"event": "hang"})
+    return Notify(command, {"event": "hang"})
 
 
 def hanging(py_spy):
     """Let py-spy make a file "begun", and hang unless a file "go" exists."""
     py_spy.write_text(HANGS.format(py_spy.parent))
-    return partial(ReadStacks, py_spy=str(py_spy), pids=(1,), until=time.monotonic() + 600)
+    return ReadStacks(str(py_spy), (1,), time.monotonic() + 600)
 
 
 def test_each_errand_has_its_own_answer(runner, tmp_path):
@@ -131,7 +131,7 @@ def test_each_errand_has_its_own_answer(runner, tmp_path):
 
 def find_job_end():
     known = {"job": "7", "step": "", "end": "", "restarts": "", "nodes": "", "since": 0.0}
-    return partial(FindJobEnd, **known, before=None)
+    return FindJobEnd(**known)
 
 
 @pytest.mark.parametrize("kind", ["scontrol", "name", "py-spy", "command"])
@@ -146,7 +146,7 @@ def test_an_errand_that_hangs_delays_no_other(runner, errands, py_spy, tmp_path,
     while not first.children():
         time.sleep(0.01)
     runner.run("other command", notify("exit 3"))
-    runner.run("explanation", partial(Explain, host="n1", addresses=(), ports=()))
+    runner.run("explanation", Explain("n1", (), ()))
     assert dict(runner.wait_for(2)) == {
         "other command": Notified(2, "ended with 3"),
         "explanation": Explained(3, ""),
@@ -226,7 +226,7 @@ def test_a_foreign_mps_daemon_is_asked_by_its_front_end(runner, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
         daemon.bind(str(tmp_path / "control"))
         daemon.listen()
-        runner.run("mps", partial(AskMps, control=str(control), pipes=str(tmp_path)))
+        runner.run("mps", AskMps(str(control), str(tmp_path)))
         assert runner.wait_for(1) == [("mps", MpsAnswered(1, str(tmp_path), ""))]
 
 

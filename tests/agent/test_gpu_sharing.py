@@ -175,7 +175,7 @@ def asked(sharing, monkeypatch):
     questions = []
     monkeypatch.setattr(mps, "installed", lambda *_: (SUPPORT, "/tmp/pipes"))
     sharing._errands = SimpleNamespace(
-        run=lambda errand, done: questions.append((errand(1), done)),
+        run=lambda errand, done: questions.append((errand, done)),
     )
     return questions
 
@@ -184,7 +184,7 @@ def test_a_foreign_daemon_is_asked_outside_the_loop_and_then_used(sharing, asked
     assert prepare(sharing) == []
     assert Keeper.made == []
     ((question, answer),) = asked
-    assert question == AskMps(1, "/bin/mps", "/tmp/pipes")
+    assert question == AskMps("/bin/mps", "/tmp/pipes")
     assert answer(MpsAnswered(1, "/tmp/pipes", "")) == []
     assert Keeper.made[0].foreign == "/tmp/pipes"
 

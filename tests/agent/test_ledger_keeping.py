@@ -17,7 +17,7 @@ from hpclaunch.observe.ledger import KINDS
 from hpclaunch.system.logs import fact_files
 from hpclaunch.system.logs.fact_files import FactFile
 from hpclaunch.system.logs.log_client import LogServiceClient
-from hpclaunch.system.logs.messages import Facts
+from hpclaunch.system.logs.messages import Facts, ReadFacts
 from hpclaunch.system.shared.steady_date import SteadyDate
 
 END = Exit(Verdict(0, "", Origin.DONE))
@@ -231,9 +231,9 @@ def test_the_log_service_reads_the_facts_of_a_launch(tmp_path):
     written(crew, (0,), tmp_path, 1.7e9)
     client = LogServiceClient()
     try:
-        client.read_facts(tmp_path / "nowhere", "71.0", NAMES)  # no answer
-        client.read_facts(tmp_path, "70.0", NAMES)
-        client.read_facts(tmp_path, "71.0", NAMES)
+        client.send(ReadFacts(str(tmp_path / "nowhere"), "71.0", NAMES))  # no answer
+        client.send(ReadFacts(str(tmp_path), "70.0", NAMES))
+        client.send(ReadFacts(str(tmp_path), "71.0", NAMES))
         client._socket.setblocking(True)
         replies = []
         while len(replies) < 2:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,10 +192,10 @@ def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
     (out, *_) = begin(output, 0, tmp_path)
     out.write_text("of an earlier launch\n")
     begin(output, 0, tmp_path)
-    output.logs.ask(partial(ReadTail, files=(str(out),)), no_events)
+    output.logs.ask(ReadTail((str(out),)), no_events)
     with out.open("a") as f:
         f.write("the last line\n")
-    output.logs.ask(partial(ReadTail, files=(str(tmp_path / "none"), str(out))), no_events)
+    output.logs.ask(ReadTail((str(tmp_path / "none"), str(out))), no_events)
     texts = [reply.text for reply in service._channel.replies if isinstance(reply, Tail)]
     assert texts == ["", "the last line"]
 
@@ -209,9 +208,9 @@ def test_a_log_service_that_cannot_start_again_ends_the_agent_with_the_reason(mo
     config = SimpleNamespace(host="n1", logs=None)
     logs = Logs(config, LogServiceClient(), lambda _: None)
     monkeypatch.setattr(LogServiceClient, "successor", refuse)
-    logs.say("a line")
+    logs.service.say("a line")
     os.kill(logs.service._process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=f"cannot be shown: {os.strerror(errno.EAGAIN)}"):
         receive(logs)
-    logs.say("another")
+    logs.service.say("another")
     logs.close()

@@ -15,11 +15,11 @@ from launching import hpclaunch
 
 from hpclaunch.cli import COMMANDS, help_page, other_launchers, values
 from hpclaunch.cli.options import build_parser
-from hpclaunch.cli.parser import OURS
 from hpclaunch.core.protocol.errors import UsageError
 from lines import only
 from surroundings import environment
 
+OURS = build_parser({}).ours
 TABLE = Path(__file__).parents[2] / "docs" / "options.md"
 
 pytestmark = pytest.mark.torch

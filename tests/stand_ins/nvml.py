@@ -19,9 +19,9 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from hpclaunch.core.placement import devices
 from hpclaunch.system.gpus.inventory import GpuSurvey
 from surroundings import environment
 
@@ -197,12 +197,7 @@ class Surveyor:
     def survey(self, selection: str | None = None) -> GpuSurvey:
         environ = {} if selection is None else {"CUDA_VISIBLE_DEVICES": selection}
         print(json.dumps(environ), file=self.process.stdin, flush=True)
-        result = json.loads(self.process.stdout.readline())
-        gpus = [
-            devices.Gpu(**g | {"cpus": tuple(g["cpus"]), "capability": tuple(g["capability"])})
-            for g in result.pop("gpus")
-        ]
-        return GpuSurvey(tuple(gpus), **result)
+        return msgspec.convert(json.loads(self.process.stdout.readline()), GpuSurvey)
 
     def close(self) -> None:
         self.process.stdin.close()

@@ -8,7 +8,7 @@ import time
 import psutil
 
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
-from hpclaunch.worker.fork_server_messages import Kill, Listen, Progress, SignalLeft, Worker
+from hpclaunch.worker.fork_server_messages import Kill, Listen, Progress, SignalLeft, Start, Worker
 
 LIMIT = 120  # seconds; far more than any of this takes
 
@@ -42,7 +42,7 @@ class Client:
             for rank, argv in enumerate(commands)
         ]
         errors = str(self.tmp_path / "store.err") if store else ""
-        self.server.start(workers, env or {}, store=errors, warm=warm, learn=learn)
+        self.server.send(start_of(workers, env or {}, store=errors, warm=warm, learn=learn))
         return port
 
     def end_round(self):
@@ -80,6 +80,12 @@ class Client:
     def others(self):
         """Return the fork server's children, the template first."""
         return psutil.Process(self.pid).children()
+
+
+def start_of(workers, env, *, store="", warm=False, learn=False):
+    """Return the request to start these workers, which report no progress."""
+    more = {"peers": [], "progress": False, "terminals": {}, "size": (0, 0), "pipes": False}
+    return Start(workers, env, store, warm=warm, learn=learn, **more)
 
 
 def sh(script):

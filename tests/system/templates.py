@@ -6,6 +6,7 @@ import time
 from serving import LIMIT, Client
 
 from hpclaunch.system.processes.fork_server_client import SITE
+from hpclaunch.worker.fork_server_messages import Prepare, Step
 from surroundings import PRELOADED
 
 PATH = {"PYTHONPATH": SITE}
@@ -25,14 +26,8 @@ class Warm(Client):
         env = {**PATH, **(env or {})}
         env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], *self.torch])
         self.env = env
-        self.server.prepare(
-            self.command(),
-            env,
-            modules,
-            now=now,
-            own=["LOCAL_RANK"],
-            steps=steps,
-        )
+        steps = [Step(*step) for step in steps]
+        self.server.send(Prepare(self.command(), env, [*modules], ["LOCAL_RANK"], now, steps))
 
     def command(self, *args):
         return [sys.executable, "-u", str(self.script), *args]

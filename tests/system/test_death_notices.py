@@ -46,12 +46,13 @@ AGENT = """
 import sys, time
 from hpclaunch.system.network import death_inquiries
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
-from hpclaunch.worker.fork_server_messages import Started, Worker
+from hpclaunch.worker.fork_server_messages import Start, Started, Worker
 port, incarnation, key = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
 server = ForkServerClient()
-server.post_on_death(port, *death_inquiries.own_notice(key, 3, incarnation))
+server.send(death_inquiries.own_notice(key, 3, incarnation, port))
 out = sys.argv[4]
-server.start([Worker(0, ["sleep", "1000"], {}, out, out)], {}, store="", warm=False)
+worker = Worker(0, ["sleep", "1000"], {}, out, out)
+server.send(Start([worker], {}, "", [], False, False, False, {}, (0, 0), False))
 while not isinstance(started := server.hear()[0], Started):
     pass
 print(server._process.pid, started.pid, flush=True)
@@ -200,8 +201,8 @@ def test_whatever_is_asked(question):
     """A question is answered; after anything else the connection is closed."""
     ours, theirs = socket.socketpair()
     board = NoticeBoard()
-    notice, secret, release = death_inquiries.own_notice(KEY, 3, "first")
-    board.prepare(0, notice, secret.hex(), release)
+    own = death_inquiries.own_notice(KEY, 3, "first", 0)
+    board.prepare(own.port, own.notice, own.secret, own.release)
     board._asking.append(theirs)
     with ours, theirs:
         ours.send(question)

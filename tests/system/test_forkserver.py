@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from serving import LIMIT, Client, gone, python, sh, wait_for
+from serving import LIMIT, Client, gone, python, sh, start_of, wait_for
 
 from hpclaunch.worker.fork_server_messages import (
     Keep,
@@ -214,9 +214,11 @@ import os, resource, sys
 from pathlib import Path
 sys.path += {paths}
 from serving import Client, sh
+from hpclaunch.worker.fork_server_messages import Prepare
 client = Client(Path("."))
 if {warm}:
-    client.server.prepare([sys.executable, "x.py"], dict(os.environ), ["torch"], now=True)
+    argv = [sys.executable, "x.py"]
+    client.server.send(Prepare(argv, dict(os.environ), ["torch"], own=[], now=True, steps=[]))
     client.until("template")
 for pid in (client.pid, *(child.pid for child in client.others())):
     resource.prlimit(pid, resource.RLIMIT_NPROC, (1, 1))
@@ -522,7 +524,7 @@ def test_one_that_is_stopped_takes_a_large_request(client):
     out = str(client.path(0))
     workers = [Worker(rank, ["echo", "x" * 6000], {}, out, out) for rank in range(64)]
     os.kill(client.pid, signal.SIGSTOP)
-    client.server.start(workers, {}, store="", warm=False)
+    client.server.send(start_of(workers, {}))
     client.until("gone")
 
 

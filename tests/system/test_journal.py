@@ -132,7 +132,7 @@ def test_another_run_continues_in_the_same_file(tmp_path):
 @pytest.mark.starts
 def test_a_full_disk_is_reported_once(tmp_path):
     service, journal = LogServiceClient(), Journal(tmp_path, "0")
-    service.send(messages.ReadTail(1, []))
+    service.send(messages.ReadTail((), 1))
     select.select([service], [], [])  # its imports must not write cut-off .pyc files
     resource.prlimit(service._process.pid, resource.RLIMIT_FSIZE, (100, 100))
     write(journal, service, *STORY)
@@ -145,7 +145,7 @@ def test_a_full_disk_is_reported_once(tmp_path):
 @pytest.mark.starts
 def test_what_a_full_disk_has_cost_is_counted_without_a_further_line(tmp_path):
     service, journal = LogServiceClient(), Journal(tmp_path, "0")
-    service.send(messages.ReadTail(1, []))
+    service.send(messages.ReadTail((), 1))
     select.select([service], [], [])  # its imports must not write cut-off .pyc files
     pid = service._process.pid
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (10, -1))

@@ -23,7 +23,6 @@ from hpclaunch.system.logs.messages import (
     Append,
     Complaint,
     Disk,
-    IndexFile,
     Keep,
     LookAtDisk,
     Lost,
@@ -67,8 +66,8 @@ def prepare(client, directory, number=1):
     file = directory / "round-0" / "rank-0.out"
     streams = (StreamFile(str(file), (TapTo(1, ""),)),)
     store = str(directory / "store.err")
-    index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
-    client.send(Prepare(number, str(file.parent), streams, (), (), store, index))
+    index = str(file.parent / "index-agent-0.txt")
+    client.send(Prepare(str(file.parent), streams, (), (), store, index, "71.0", "n1", number))
     return file
 
 
@@ -88,9 +87,9 @@ def test_the_last_lines_and_the_disk(client, tmp_path):
     file = prepare(client, tmp_path)
     until(client, Prepared)
     file.write_text("one\ntwo\n")
-    client.send(ReadTail(2, (str(file),)))
+    client.send(ReadTail((str(file),), 2))
     assert until(client, Tail) == Tail(2, "one\ntwo")
-    client.send(LookAtDisk(3, str(tmp_path)))
+    client.send(LookAtDisk(str(tmp_path), 3))
     assert until(client, Disk).seen.path == str(tmp_path)
 
 
@@ -106,7 +105,7 @@ def test_lines_that_a_full_disk_cuts_off(tmp_path):
     client = LogServiceClient()
     pid = client._process.pid
     path = tmp_path / "lines"
-    client.send(ReadTail(1, ()))
+    client.send(ReadTail((), 1))
     until(client, Tail)  # its imports must not write cut-off .pyc files
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, -1))
     client.append(tmp_path, "lines", "x" * 5000 + "\n")
@@ -130,7 +129,7 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
         client.say("x" * 100)
     assert client.wanting
     assert len(client._waiting) < 1 << 18
-    client.send(ReadTail(7, (str(tmp_path / "none"),)))
+    client.send(ReadTail((str(tmp_path / "none"),), 7))
     os.kill(pid, signal.SIGCONT)
     assert until(client, Tail).id == 7
     assert client.dropped() > 0
@@ -224,8 +223,8 @@ def test_a_round_that_is_prepared_twice_is_followed_once(service, tmp_path):
     here = tmp_path / "round-0"
     file, filtered = str(here / "rank-0.out"), str(here / "filtered")
     streams = (StreamFile(file, (TapTo(1, ""), TapTo(filtered, "", ("loss",)))),)
-    index = IndexFile(str(here / "index"), "71.0", "n1")
-    request = Prepare(1, str(here), streams, (filtered,), (), str(here / "store.err"), index)
+    more = (str(here / "store.err"), str(here / "index"), "71.0", "n1")
+    request = Prepare(str(here), streams, (filtered,), (), *more, 1)
     for _ in range(2):
         service.serve(request)
     assert service._channel.replies == [Prepared(1)] * 2
@@ -297,12 +296,12 @@ AGENT = """
 import select, sys, time
 from pathlib import Path
 from hpclaunch.system.logs.log_client import LogServiceClient
-from hpclaunch.system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
+from hpclaunch.system.logs.messages import Prepare, StreamFile, TapTo
 client = LogServiceClient()
 file = Path(sys.argv[1]) / "round-0" / "rank-0.out"
 streams = (StreamFile(str(file), (TapTo(1, ""),)),)
-index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
-client.send(Prepare(1, str(file.parent), streams, (), (), str(file), index))
+index = str(file.parent / "index-agent-0.txt")
+client.send(Prepare(str(file.parent), streams, (), (), str(file), index, "71.0", "n1", 1))
 select.select([client], [], [])
 file.write_text("a line\\n")
 print(client._process.pid, file=sys.stderr, flush=True)

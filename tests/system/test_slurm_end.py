@@ -164,7 +164,7 @@ def test_a_job_that_is_over_does_not_end_the_training(tmp_path, monkeypatch, ans
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{answer}\n")
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    question = FindJobEnd(1, "7", step="", end=BEGAN, restarts="", nodes="", since=NOW, before=None)
+    question = FindJobEnd("7", step="", end=BEGAN, restarts="", nodes="", since=NOW)
     assert slurm_end.find(question).left is None
 
 

@@ -23,13 +23,12 @@ from ..system.hosts import machines
 from ..system.network import death_inquiries, route, wire, zmq_channel
 from ..system.network.secret import VARIABLE, fingerprint
 from ..system.shared.errands import Answer, Explain, Explained, Resolve, Resolved
+from ..worker.fork_server_messages import PostOnDeath
 from .adapter import Adapter, Fd, Performs
 from .errands import Errands
 
 FIRST_CHOICE = 3.0  # seconds in which only the user's address of the first head is tried
-# Has the fork server post a death notice once this agent is dead. The arguments are the port, the
-# notice, the secret and the word that takes it down, as for `ForkServerClient.post_on_death`.
-PostOnDeath: TypeAlias = Callable[[int, str, bytes, str], None]
+Post: TypeAlias = Callable[[PostOnDeath], None]  # has the fork server post a death notice
 
 
 class Channels(Adapter):
@@ -65,7 +64,7 @@ class Channels(Adapter):
         self._shared = shared
         self._errands = errands
         self._inquiries: death_inquiries.Inquiries | None = None
-        self._notice: tuple[PostOnDeath, str] | None = None  # of this incarnation
+        self._notice: tuple[Post, str] | None = None  # of this incarnation
         self._looked_up: set[int] = set()  # agents to dial once their names are resolved
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to agents that get our reports
         self.server: zmq_channel.HeadChannel | None = None
@@ -128,12 +127,12 @@ class Channels(Adapter):
         """The scope in which only one start of this agent can live; "" if it is not known."""
         return "" if self._claim is None else machines.scope(self._claim)
 
-    def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
+    def leave_notice(self, post: Post, incarnation: str) -> None:
         """Prepare this agent's death notice, now and each time that it gets another place."""
         self._notice = post, incarnation
         index = self.where.index if self.where.has_place else None
         key = self.keys(self.where.index).death_secret
-        post(self.port, *death_inquiries.own_notice(key, index, incarnation))
+        post(death_inquiries.own_notice(key, index, incarnation, self.port))
 
     def keys(self, agent: int) -> zmq_channel.Keys:
         """Return the keys and ports of an agent.
@@ -187,7 +186,7 @@ class Channels(Adapter):
 
     def _resolve(self, agent: int) -> None:
         self._looked_up.add(agent)
-        resolve = partial(Resolve, host=self.where.places[agent].host)
+        resolve = Resolve(self.where.places[agent].host)
         self._errands.run(resolve, partial(self._resolved, agent))
 
     def _resolved(self, agent: int, answer: Answer | None) -> list[events.Event]:
@@ -260,7 +259,7 @@ class Channels(Adapter):
         if known or not self._first:
             return [events.Diagnosed(known, effect.number)]
         host, ports = self.where.places[HEAD].host, tuple(self.keys(HEAD).ports)
-        explain = partial(Explain, host=host, addresses=self._first, ports=ports)
+        explain = Explain(host, self._first, ports)
         self._errands.run(explain, partial(_explained, effect.number))
         return []
 

@@ -21,8 +21,7 @@ class EndWatch(Adapter):
         job, environ = context.config.job, context.environ
         in_step = slurm.in_step(environ)
         has_spares = 0 < job.most < job.nodes
-        self._question = partial(
-            FindJobEnd,
+        self._question = FindJobEnd(
             job=job.slurm_id,
             step=f"{job.slurm_id}.{environ['SLURM_STEP_ID']}" if in_step else "",
             end=environ.get("SLURM_JOB_END_TIME", ""),
@@ -46,7 +45,7 @@ class EndWatch(Adapter):
 
     def _begin(self) -> None:
         self._waits = True
-        question = partial(self._question, before=self._last)
+        question = self._question.replaced(before=self._last)
         self._errands.run(question, partial(self._found, self._number))
 
     def _found(self, number: int, answer: Answer | None) -> list[events.Event]:

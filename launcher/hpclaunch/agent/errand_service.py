@@ -72,8 +72,8 @@ class ErrandService:
                 return errands.Explained(number, reachability.explain(host, tried, ports))
             case errands.ReadStacks(py_spy=py_spy, pids=pids, until=until):
                 return errands.Stacks(number, commands.stacks(py_spy, pids, until))
-            case errands.AskMps(control=control, pipes=pipes):
-                return errands.MpsAnswered(number, *foreign_mps.ask(control, pipes))
+            case errands.AskMps():
+                return foreign_mps.ask(errand)
             case errands.Notify(command=command, event=event):
                 return errands.Notified(number, commands.notify(command, event, self._mask))
 

@@ -64,15 +64,15 @@ class Errands(Adapter):
         self._pending: dict[int, PendingErrand] = {}
         self._hung: set[int] = set()  # errands that were given up and still run in the process
 
-    def run(self, errand: Callable[[int], Errand], done: Done) -> None:
-        """Begin an errand: call `errand` with a new number, and send what it returns.
+    def run(self, errand: Errand, done: Done) -> None:
+        """Give an errand a new number, and send it.
 
         `done` is called later with the answer, or with None if the errand failed, was too late, or
         its process is gone. It returns the events that follow.
         """
         self._number += 1
-        made = errand(self._number)
-        self._pending[self._number] = PendingErrand(made, done, time.monotonic() + made.limit)
+        errand = errand.replaced(number=self._number)
+        self._pending[self._number] = PendingErrand(errand, done, time.monotonic() + errand.limit)
         self._send(self._number)
 
     def _send(self, number: int) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +56,7 @@ class NativeStacks:
 
         pids = tuple(rank["pid"] for rank in asked)
         until = time.monotonic() + PY_SPY_LIMIT
-        self._errands.run(partial(ReadStacks, py_spy=self._py_spy, pids=pids, until=until), done)
+        self._errands.run(ReadStacks(self._py_spy, pids, until), done)
         return []
 
 

@@ -79,13 +79,13 @@ class ForkServer(Adapter):
         self._start = RoundStart(context, output, sharing, resuming)
         self._look_at = math.inf  # when to check whether a lost fork server is gone
         self._is_in_order = False  # the agent ends in order, so no death notice is posted
-        self._death_notice: tuple[int, str, bytes, str] | None = None
+        self._death_notice: messages.PostOnDeath | None = None
         self._take_vitals: Callable[[tuple[RankVitals, ...]], None] = lambda _: None
 
-    def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:
+    def post_on_death(self, notice: messages.PostOnDeath) -> None:
         """Have the fork server, or its successor, post this death notice once the agent is dead."""
-        self._death_notice = port, notice, secret, release
-        self._client.post_on_death(*self._death_notice)
+        self._death_notice = notice
+        self._send(notice)
 
     def ask_vitals(self, take: Callable[[tuple[RankVitals, ...]], None]) -> None:
         """Ask for the vitals of the workers, for the history. `take` is called with them later."""
@@ -196,7 +196,7 @@ class ForkServer(Adapter):
             reason = f"the fork server {how}"
             return self._in_order(events.HealthFound(reason), events.WorkersGone())
         if self._death_notice is not None:
-            self._client.post_on_death(*self._death_notice)
+            self._send(self._death_notice)
         prepare(self._client, self._config, self._environ)
         return self._in_order(events.ForkServerReplaced())
 

@@ -68,7 +68,7 @@ class GpuSharing(Adapter):
         here, pipes = installed(self._environ, self._config.cuda)
         if not pipes:
             return self._begin(part, here)
-        question = partial(AskMps, control=here.control, pipes=pipes)
+        question = AskMps(here.control, pipes)
         self._errands.run(question, partial(self._answered, part, here, pipes))
         return []
 

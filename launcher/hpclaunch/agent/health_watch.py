@@ -72,7 +72,7 @@ class HealthWatch(Adapter):
         if self._config.logs is None:
             return self._check(None)
         self._disk_until = time.monotonic() + DISK_LIMIT
-        question = partial(messages.LookAtDisk, directory=str(self._config.logs.path))
+        question = messages.LookAtDisk(str(self._config.logs.path))
         self._logs.ask(question, partial(self._on_disk, self._checks))
         return []
 

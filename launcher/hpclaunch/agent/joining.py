@@ -10,7 +10,7 @@ from ..core.protocol.model import HEAD, Allocation
 from ..system.hosts import machines
 from ..system.network import route, secret
 from .adapter import Adapter, Performs
-from .channels import Channels, PostOnDeath
+from .channels import Channels, Post
 from .config import Config
 from .context import Context
 
@@ -37,7 +37,7 @@ class Alone(Adapter):
     def _take_place(self, effect: effects.TakePlace) -> None:
         raise AssertionError("an agent that is alone has a place")
 
-    def leave_notice(self, post: PostOnDeath, incarnation: str) -> None:
+    def leave_notice(self, post: Post, incarnation: str) -> None:
         """Do nothing: there is no other agent to read a death notice."""
 
 

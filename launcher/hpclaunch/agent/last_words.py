@@ -54,7 +54,7 @@ class LastWords(Adapter):
         delayed = _Delayed(make, bool(files), time.monotonic() + LIMIT)
         self._queue.append(delayed)
         if files:
-            question = partial(messages.ReadTail, files=tuple(map(str, files)))
+            question = messages.ReadTail(tuple(map(str, files)))
             self._logs.ask(question, partial(self._on_tail, delayed))
         return self._take()
 

@@ -7,7 +7,6 @@ questions get None as their answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +23,7 @@ from .successors import Successors
 
 UNSHOWN = "the workers' output cannot be shown"
 
-Question: TypeAlias = "messages.Prepare | messages.ReadTail | messages.LookAtDisk"
+Question: TypeAlias = messages.Prepare | messages.ReadTail | messages.LookAtDisk
 Done: TypeAlias = Callable[[messages.Reply | None], Iterable[Event]]
 
 
@@ -41,36 +40,30 @@ class Logs(Adapter):
         self._first = config.logs.first if config.logs and config.place.index == HEAD else None
         self._number = 0  # of the newest question
         self._asked: dict[int, Done] = {}
-        self._shown: partial[messages.Prepare] | None = None  # the request for the current round
+        self._shown: messages.Prepare | None = None  # the request for the current round
         self._take_facts: Callable[[str], None] = lambda _: None
 
-    def say(self, text: str) -> None:
-        """Show a line to the user, after all output of the workers so far."""
-        self.service.say(text)
-
-    def ask(self, question: Callable[..., Question], done: Done) -> None:
-        """Call `question` with a new number, and send what it returns. `done` is called later with
-        the answer, or with None if the process is gone. It returns the events that follow.
+    def ask(self, question: Question, done: Done) -> None:
+        """Give a question a new number, and send it. `done` is called later with the answer, or
+        with None if the process is gone. It returns the events that follow.
         """
         self._number += 1
         self._asked[self._number] = done
-        self.service.send(question(id=self._number))
+        self.service.send(question.replaced(id=self._number))
 
-    def prepare(
-        self, request: partial[messages.Prepare], errors: Sequence[str], done: Done
-    ) -> None:
-        """Have a round's files made and shown, and old files in `errors` removed before. `done` is
-        called as in `ask`, but if the process is replaced, its successor answers.
+    def prepare(self, request: messages.Prepare, done: Done) -> None:
+        """Have a round's files made and shown. `done` is called as in `ask`, but if the process is
+        replaced, its successor answers.
         """
-        self._shown = partial(request, id=self._number + 1, errors=())
-        self.ask(partial(request, errors=tuple(errors)), done)
+        self._shown = request.replaced(id=self._number + 1, errors=())
+        self.ask(request, done)
 
     def read_facts(
         self, directory: Path, launch: str, kinds: Sequence[str], take: Callable[[str], None]
     ) -> None:
         """Call `take` later with the facts of these kinds in this launch, if they can be read."""
         self._take_facts = take
-        self.service.read_facts(directory, launch, kinds)
+        self.service.send(messages.ReadFacts(str(directory), launch, tuple(kinds)))
 
     def fds(self) -> Iterable[Fd]:
         return (self.service.fileno(),)
@@ -116,10 +109,9 @@ class Logs(Adapter):
         lost.close()
         asked, self._asked = self._asked, {}
         if self._shown is not None:
-            again = self._shown()
-            if again.id in asked:
-                self._asked[again.id] = asked.pop(again.id)
-            self.service.send(again)
+            if (number := self._shown.id) in asked:
+                self._asked[number] = asked.pop(number)
+            self.service.send(self._shown)
         if not self.is_replaced(lost):
             raise RuntimeError(UNSHOWN)
         for done in asked.values():
@@ -130,7 +122,7 @@ class Logs(Adapter):
         killed. Call this once the job is over.
         """
         if self._first is not None:
-            self.service.remove(self._first)
+            self.service.send(messages.Remove(str(self._first)))
 
     def close(self) -> None:
         """Return once all output is shown, or cannot be shown because its reader or disk hangs."""

@@ -10,14 +10,12 @@ import select
 import socket
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.protocol.effects import Exit
 from ..core.protocol.node_facts import MetricsFailed
 from ..core.protocol.process_kinds import ProcessKind
-from ..system.shared.helper import Helper
+from ..system.shared.helper import Helper, place_of
 from ..worker.messages import decode
 from .adapter import Adapter, Fd
 from .context import Context
@@ -39,10 +37,9 @@ class MetricsServiceClient(Helper):
         that of the file if the target is a directory. `ranks`: include metrics of each rank. Raises
         OSError.
         """
-        specs = [find_spec(library) for library in LIBRARIES]
-        paths = {str(Path(s.origin).parents[1]) for s in specs if s is not None and s.origin}
         settings = json.dumps({"target": asdict(target), "name": name, "ranks": ranks})
         words = (str(os.getpid()), asked.hex(), settings)
+        paths = {*map(place_of, LIBRARIES)}
         super().__init__("hpclaunch.agent.metrics_service", *words, paths=paths)
 
     def complaints(self) -> list[str]:

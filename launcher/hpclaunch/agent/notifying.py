@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.protocol import events
@@ -74,7 +73,7 @@ class Notifying(Adapter):
             return
         self._is_busy = True
         event = self._waiting.popleft()
-        self._errands.run(partial(Notify, command=self._config.notify, event=event), self._done)
+        self._errands.run(Notify(self._config.notify, event), self._done)
 
     def _done(self, answer: Answer | None) -> list[events.Event]:
         self._is_busy = False

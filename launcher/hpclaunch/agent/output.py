@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from ..core.placement.streams import Shown, Std
 from ..core.protocol.model import Assignment
 from ..core.protocol.wording import harmless
 from ..system.logs.log_directory import index_of
-from ..system.logs.messages import IndexFile, Prepare, StreamFile, TapTo
+from ..system.logs.messages import Prepare, StreamFile, TapTo
 from ..worker.fork_server_messages import Worker
 from .context import Context
 from .logs import Done
@@ -99,16 +98,17 @@ class Output:
                     taps.append(TapTo(matches, name, tuple(needles)))
                 path = worker.out if stream is Std.OUT else worker.err
                 files.append(StreamFile(path, tuple(taps)))
-        path = str(directory / index_of(self._label))
-        request = partial(
-            Prepare,
+        request = Prepare(
             directory=str(directory),
             streams=tuple(files),
             duplicates=tuple(duplicates),
+            errors=tuple(errors),
             store=str(store),
-            index=IndexFile(path, self._launch, self._host),
+            index=str(directory / index_of(self._label)),
+            launch=self._launch,
+            host=self._host,
         )
-        self.logs.prepare(request, errors, done)
+        self.logs.prepare(request, done)
 
 
 def _are_one_place(first: int, second: int) -> bool:

@@ -32,7 +32,7 @@ class PostMortem(Adapter):
             job=self._config.job,
         )
         if text:
-            self._logs.say(text)
+            self._logs.service.say(text)
         if directory is not None:
             failures = [verdict.cause] if verdict.cause else []
             error_file.hand_on((*failures, *verdict.consequences), directory, self._environ)

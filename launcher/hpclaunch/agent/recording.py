@@ -37,7 +37,7 @@ class Recording(Adapter):
 
     def _show(self, fact: Fact, _at: float) -> None:
         for line in self._console.lines(fact):
-            self._logs.say(line)
+            self._logs.service.say(line)
 
     def update(self, now: float) -> None:
         self.journal.lines.flush(self._logs.service)

@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ..core.protocol import effects, events
@@ -29,7 +28,9 @@ from ..system.checkpoints.messages import (
     Looked,
     Reply,
     Searched,
+    Suggest,
     Suggested,
+    Watch,
 )
 from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
@@ -67,6 +68,7 @@ class Resuming(Adapter):
         config = context.config
         self._staging = staging
         self._settings = config.checkpoints
+        self._where = "" if config.checkpoints is None else config.checkpoints.where
         self._is_replaced = context.logs.is_replaced
         self._command = config.command
         self._record = context.record
@@ -189,7 +191,7 @@ class Resuming(Adapter):
             return
         self._watches, self._used_at = on, time.monotonic()
         if self._service is not None:
-            self._service.watch(self._rounds, on=on)
+            self._service.send(Watch(on, self._rounds))
         elif on:
             with contextlib.suppress(OSError):  # the next request tries again
                 self._served()
@@ -201,14 +203,15 @@ class Resuming(Adapter):
         if self._settings is None:
             self._suggest()
             return [events.CheckpointChosen("", number=effect.number)]
-        search = partial(self._choose, effect)
+        self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True
+        self._question, self._ended_well = effect.number, effect.ended_well
+        self._is_last = effect.is_last
         if self._staging is None:
-            return search()
+            return self._begin_search()
         self._search_number = self._stager_number = 0
         spread = self._spread
         if spread is not None and not effect.agents:
             spread.forget_search()  # else an earlier search would replace this one when called
-            self._note_question(effect)
             if effect.ended_well:
                 spread.note_rounds(self._rounds_to_judge, hurry=True)
             self._number += 1
@@ -217,16 +220,7 @@ class Resuming(Adapter):
             return []
         with contextlib.suppress(OSError):
             self._served()  # the process starts while the search waits
-        return self._staging.before_search(search, effect)
-
-    def _choose(self, effect: effects.ChooseCheckpoint) -> list[events.Event]:
-        self._note_question(effect)
-        return self._begin_search()
-
-    def _note_question(self, effect: effects.ChooseCheckpoint) -> None:
-        self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True
-        self._question, self._ended_well = effect.number, effect.ended_well
-        self._is_last = effect.is_last
+        return self._staging.before_search(self._begin_search, effect)
 
     @property
     def _rounds_to_judge(self) -> Rounds:
@@ -243,7 +237,7 @@ class Resuming(Adapter):
             return
         self._suggests = False
         with contextlib.suppress(OSError):
-            self._served().suggest(self._command, self._rounds[0][0])
+            self._served().send(Suggest(self._command, self._rounds[0][0]))
             self._is_suggesting = True
 
     def _begin_search(self) -> list[events.Event]:
@@ -300,18 +294,13 @@ class Resuming(Adapter):
         if self._search_number or self._look_number or self._newest_number:
             return
         self._newest_at = now + NEWEST_AGAIN
-        if self._spread is not None:
-            self._number += 1
-            self._newest_number = self._number
-            self._spread.search(self._number, self._found_in_memory)
-            return
-        try:
-            service = self._served()
-        except OSError:
-            return
-        self._number += 1
-        self._newest_number = self._number
-        service.search(self._number, self._rounds, self._avoid)
+        spread, number = self._spread, self._number + 1
+        with contextlib.suppress(OSError):  # no process can be started now
+            if spread is not None:
+                spread.search(number, self._found_in_memory)
+            else:
+                self._served().search(number, self._rounds, self._avoid)
+            self._number = self._newest_number = number
 
     def _served(self) -> CheckpointServiceClient:
         """Return the process, and start it if there is none. Raises OSError."""
@@ -325,7 +314,7 @@ class Resuming(Adapter):
                 where, settings.exclude, settings.complete, settings.verify
             )
             if self._watches:
-                self._service.watch(self._rounds, on=True)
+                self._service.send(Watch(True, self._rounds))
         self._used_at = time.monotonic()
         return self._service
 
@@ -370,8 +359,7 @@ class Resuming(Adapter):
             hung.give_time()  # another would hang as well
             return []
         self.close()
-        where = "" if self._settings is None else self._settings.where
-        self._record(CheckpointSearchStalled(self._host, where))
+        self._record(CheckpointSearchStalled(self._host, self._where))
         return self._ask_again()
 
     def _ask_again(self) -> list[events.Event]:
@@ -516,16 +504,15 @@ class Resuming(Adapter):
     def _lacking(self, names: Sequence[str]) -> str:
         if not names:
             return ""
-        where = "" if self._settings is None else self._settings.where
         return (
-            f"{where} has {some(names, NAMES)}, but nothing in a known format; for directories in "
-            "a format of your own, --checkpoint-complete names the file that marks a complete one"
+            f"{self._where} has {some(names, NAMES)}"
+            ", but nothing in a known format; for directories in a format of your own, "
+            "--checkpoint-complete names the file that marks a complete one"
         )
 
     def _failed(self, why: str) -> events.SearchFailed:
         self._search_number = 0
-        where = self._settings.where if self._settings else ""
-        reason = f"cannot look for checkpoints in {where}: {why}"
+        reason = f"cannot look for checkpoints in {self._where}: {why}"
         return events.SearchFailed(Trouble(Origin.TROUBLE, reason), self._question)
 
 

@@ -14,6 +14,7 @@ from ..core.protocol.node_facts import OutputMoved
 from ..core.protocol.values import replace
 from ..system.logs import error_file, messages
 from ..system.processes.fork_server_client import ForkServerClient
+from ..worker.fork_server_messages import Start
 from .context import Context
 from .gpu_sharing import GpuSharing
 from .output import Output
@@ -87,17 +88,19 @@ class RoundStart:
 
     def _start(self, part: Assignment, server: ForkServerClient, crew: Crew) -> None:
         config = self._config
-        server.start(
-            crew.workers,
-            crew.shared,
-            store=str(self.store_errors) if part.hosts_store else "",
-            peers=part.peers,
-            warm=is_warm(part, config, self._environ),
-            learn=config.start.learn,
-            progress=config.progress,
-            terminals=self._output.terminals(part),
-            size=self._output.size,
-            pipes=config.command[0] != config.python,
+        server.send(
+            Start(
+                workers=crew.workers,
+                env=crew.shared,
+                store=str(self.store_errors) if part.hosts_store else "",
+                peers=[*part.peers],
+                warm=is_warm(part, config, self._environ),
+                learn=config.start.learn,
+                progress=config.progress,
+                terminals=self._output.terminals(part),
+                size=self._output.size,
+                pipes=config.command[0] != config.python,
+            )
         )
         self._note("binding", crew.placed)
 

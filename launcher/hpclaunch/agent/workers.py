@@ -14,7 +14,7 @@ from ..core.protocol.values import replace, value
 from ..system.network.route import interface_of
 from ..system.processes import affinity
 from ..system.processes.fork_server_client import SITE, ForkServerClient
-from ..worker.fork_server_messages import Worker
+from ..worker.fork_server_messages import Prepare, Step, Worker
 from .config import Config
 
 if TYPE_CHECKING:  # needed only with --stage
@@ -112,13 +112,15 @@ def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]
     start = config.start
     command = config.command if start.warm else (config.python, "-c", "")
     env = _at_load(config, environ) | _path(environ)
-    server.prepare(
-        command,
-        env,
-        start.modules,
-        own=worker_environment.OWN,
-        now=start.warm or start.ahead,
-        steps=start.steps,
+    server.send(
+        Prepare(
+            argv=[*command],
+            env=env,
+            modules=[*start.modules],
+            own=sorted(worker_environment.OWN),
+            now=start.warm or start.ahead,
+            steps=[Step(*step) for step in start.steps],
+        )
     )
 
 

@@ -24,7 +24,7 @@ from hpclaunch.system.gpus.inventory import GpuSurvey
 from hpclaunch.system.hosts.checks_torch import Torch
 from hpclaunch.system.processes import affinity
 
-from .worker_count import ROCM, version
+from .worker_count import ROCM
 
 
 def there(torch: Torch | None, environ: Mapping[str, str], seen: GpuSurvey) -> Finding:
@@ -81,7 +81,7 @@ def sharing(environ: Mapping[str, str], seen: GpuSurvey, host: str) -> list[Find
     if not seen.gpus:
         return []
     check, count = "MPS", len(seen.gpus)
-    found = mps.find(environ, version(seen))
+    found = mps.find(environ, seen.cuda)
     two_on_each = Shares(tuple(Share((k,), sharers=2) for k in range(count)), isolated=True)
     planned = plan(Settings(), two_on_each, seen.gpus, found, host=host)
     if planned.error:

@@ -42,10 +42,6 @@ class Surroundings:
     def host(self) -> str:
         return self.where.places[self.where.index].host
 
-    @property
-    def several(self) -> bool:
-        return self.where.nodes > 1
-
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:
     """Return the surroundings, which all other checks depend on."""
@@ -120,7 +116,7 @@ def _checks(
     seen = survey(environ, limit)
     visible = len(seen.gpus)
     yield lambda: [_ours()]
-    yield lambda: [checks.own_name(socket.gethostname(), several=here.several)]
+    yield lambda: [checks.own_name(socket.gethostname(), several=here.where.nodes > 1)]
     yield lambda: [_route(here)]
     yield lambda: checks.interfaces(environ)
     yield lambda: [_port()] if here.where.alone else []
@@ -145,7 +141,7 @@ def _ours() -> Finding:
 def _route(here: Surroundings) -> Finding:
     """Check the route to the head, or from the head to another host."""
     places, index = here.where.places, here.where.index
-    if not here.several:
+    if here.where.nodes == 1:
         return Finding("route", "one host: nothing leaves it")
     mine = places[index].node
     others = [p.host for p in places if p.node != mine]

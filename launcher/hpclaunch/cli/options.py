@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED, PLACEHOLDER, R
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 from . import help_page, values
-from .parser import SHELLS, LaunchParser, PrintCompletion
+from .parser import SHELLS, Add, LaunchParser, PrintCompletion
 
 MACHINES = """\
 Under srun you need none of these: Slurm knows all machines. Without Slurm,
@@ -36,19 +36,19 @@ def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) 
     )
     parser.set_defaults(in_place_of=in_place_of, interpreter=None)
     workers = parser.section("workers")
-    _add_workers(workers, nproc="1" if in_place_of else None)
-    _add_start(workers)
-    _add_devices(workers)
-    _add_nodes(parser.section("nodes"))
-    _add_checkpoints(parser.section("checkpoints"))
-    _add_output(parser.section("output"))
-    _add_machines(parser.section("several machines without Slurm", MACHINES))
-    _add_the_rest(parser.section("accepted for compatibility with torchrun"))
-    add = parser.section("about")
+    _add_workers(*workers, nproc="1" if in_place_of else None)
+    _add_start(*workers)
+    _add_devices(*workers)
+    _add_nodes(*parser.section("nodes"))
+    _add_checkpoints(*parser.section("checkpoints"))
+    _add_output(*parser.section("output"))
+    _add_machines(*parser.section("several machines without Slurm", MACHINES))
+    _add_the_rest(*parser.section("accepted for compatibility with torchrun"))
+    add, own = parser.section("about")
     short = "help" if in_place_of else help_page.ShowHelp  # torchrun's --help shows everything
     add("-h", "--help", action=short, help="show the options that most people need, and exit")
-    add("--help-all", action="help", help="show this and exit")
-    add("--version", action="version", version=f"hpclaunch {__version__}", help="show it and exit")
+    own("--help-all", action="help", help="show this and exit")
+    own("--version", action="version", version=f"hpclaunch {__version__}", help="show it and exit")
     add(
         "--print-completion",
         action=PrintCompletion,
@@ -59,10 +59,11 @@ def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) 
     return parser
 
 
-def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
+def _add_workers(add: Add, own: Add, *, nproc: str | None) -> None:
     add(
         "--nproc",
         "--nproc-per-node",
+        ours=["--nproc"],
         dest="nproc_per_node",
         type=values.nproc,
         default=nproc,
@@ -86,6 +87,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
     add(
         "--grace",
         "--shutdown-timeout",
+        ours=["--grace"],
         dest="shutdown_timeout",
         type=values.seconds,
         default=20.0,
@@ -104,7 +106,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         f"{', '.join(s.name for s in END_SIGNALS)}. {' and '.join(s.name for s in FORWARDED)} are "
         "passed on to the workers, which keep running (torchrun: every signal ends the job)",
     )
-    add(
+    own(
         "--notice",
         type=values.notice,
         metavar="auto|SECONDS|off",
@@ -112,34 +114,34 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         f"the job, plus --grace and {DEFAULTS.closing:g} s; auto: twice the longest save so far, "
         f"plus {DEFAULTS.least_notice:g} s (default: auto)",
     )
-    add(
+    own(
         "--notice-signal",
         type=values.notice_signal,
         metavar="NAME",
         help="the signal for this notice, which all workers get before the same optimizer step "
         "(default: the first of USR1, USR2 and TERM that the script has a handler for)",
     )
-    add(
+    own(
         "--requeue",
         action="store_true",
         help="at the end of the time limit, after preemption or the loss of a node, let Slurm "
         "start the job again; it continues from its newest checkpoint (needs --checkpoint-dir)",
     )
-    add(
+    own(
         "--requeue-on",
         type=values.endings,
         metavar="CAUSES",
         help="the ends after which a job is requeued, separated by commas: "
         f"{', '.join(values.REQUEUE_CAUSES)} (default: {','.join(e.value for e in REQUEUED_ENDS)})",
     )
-    add(
+    own(
         "--max-requeues",
         type=values.integer(0),
         default=100,
         metavar="N",
         help="how many times a job is started again at most (default: %(default)s)",
     )
-    add(
+    own(
         "--chain",
         action="store_true",
         help="the elements of this job array continue each other: the rest of them is cancelled "
@@ -153,15 +155,15 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
     )
 
 
-def _add_start(add: Callable[..., None]) -> None:
+def _add_start(_add: Add, own: Add) -> None:
     """Add options for the start of workers."""
-    add(
+    own(
         "--cold",
         action="store_true",
         help="start every worker as a new interpreter; without this option, workers are forked "
         "from a process that has already imported torch",
     )
-    add(
+    own(
         "--preload",
         type=values.modules,
         default=("auto",),
@@ -172,9 +174,9 @@ def _add_start(add: Callable[..., None]) -> None:
     )
 
 
-def _add_devices(add: Callable[..., None]) -> None:
+def _add_devices(add: Add, own: Add) -> None:
     """Add options for the CPUs and GPUs of each worker."""
-    add(
+    own(
         "--bind",
         choices=[mode.value for mode in Mode],
         default="auto",
@@ -182,7 +184,7 @@ def _add_devices(add: Callable[..., None]) -> None:
         "none: the affinity stays as Slurm set it; the others have the same meaning as for "
         "torchrun's --numa-binding, within this task's CPUs (default: %(default)s)",
     )
-    add(
+    own(
         "--gpus-per-worker",
         type=values.integer(1),
         default=1,
@@ -190,13 +192,13 @@ def _add_devices(add: Callable[..., None]) -> None:
         help="how many GPUs each worker has, for models that need several: it sees only these, as "
         "devices 0 to K-1, and LOCAL_RANK is 0 (default: %(default)s)",
     )
-    add(
+    own(
         "--shared-backend",
         choices=("gloo",),
         help="if workers share a GPU, which nccl does not allow, init_process_group uses this "
         "backend instead of nccl",
     )
-    add(
+    own(
         "--mps",
         choices=("auto", "on", "off"),
         default="auto",
@@ -204,7 +206,7 @@ def _add_devices(add: Callable[..., None]) -> None:
         "GPUs that workers share; on: for all GPUs; off: workers take turns. hpclaunch starts and "
         "stops MPS, or uses a daemon that already runs (default: %(default)s)",
     )
-    add(
+    own(
         "--mps-threads",
         type=values.threads,
         default="auto",
@@ -212,7 +214,7 @@ def _add_devices(add: Callable[..., None]) -> None:
         help="the highest percentage of its GPU that a worker may use (default: "
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE if that is set, else twice its equal share)",
     )
-    add(
+    own(
         "--mps-memory",
         type=values.memory,
         metavar="LIMIT",
@@ -225,7 +227,7 @@ def _add_devices(add: Callable[..., None]) -> None:
     )
 
 
-def _add_nodes(add: Callable[..., None]) -> None:
+def _add_nodes(add: Add, own: Add) -> None:
     add(
         "--nnodes",
         type=values.nodes,
@@ -233,7 +235,7 @@ def _add_nodes(add: Callable[..., None]) -> None:
         help="number of nodes, or MIN:MAX: nodes beyond MAX are spares, and the job "
         "continues after losses as long as MIN are left (default: all of the step)",
     )
-    add(
+    own(
         "--loss-timeout",
         type=values.loss_timeout,
         metavar="SECONDS",
@@ -241,7 +243,7 @@ def _add_nodes(add: Callable[..., None]) -> None:
         f"{DEFAULTS.loss:g} if the job can continue without it, see --nnodes MIN:MAX, otherwise "
         f"{PATIENT_LOSS:g})",
     )
-    add(
+    own(
         "--hang-timeout",
         type=values.hang_timeout,
         metavar="auto|SECONDS|off",
@@ -249,20 +251,20 @@ def _add_nodes(add: Callable[..., None]) -> None:
         f"the duration of an optimizer step, at least {DEFAULTS.least_hang:g} s, and never if the "
         "script makes no steps (default: auto)",
     )
-    add(
+    own(
         "--progress",
         choices=("on", "off"),
         default="on",
         help="whether workers report their progress, and where they are if they hang "
         "(default: %(default)s)",
     )
-    add(
+    own(
         "--replace-stragglers",
         action="store_true",
         help="replace a node for whose workers the others wait, step after step, by a spare at the "
         "next checkpoint (needs --checkpoint-dir)",
     )
-    add(
+    own(
         "--wait-for-nodes",
         type=values.seconds,
         default=DEFAULTS.wait,
@@ -270,7 +272,7 @@ def _add_nodes(add: Callable[..., None]) -> None:
         help="how long the job waits for nodes that were cut off, if fewer than MIN of --nnodes "
         "are left (default: %(default)g)",
     )
-    add(
+    own(
         "--grow",
         choices=("now", "checkpoint", "never"),
         metavar="WHEN",
@@ -278,7 +280,7 @@ def _add_nodes(add: Callable[..., None]) -> None:
         "checkpoint: after the next new checkpoint; never: it waits for a restart "
         "(default: checkpoint with --checkpoint-dir, otherwise never)",
     )
-    add(
+    own(
         "--health",
         choices=("on", "off"),
         default="on",
@@ -287,8 +289,8 @@ def _add_nodes(add: Callable[..., None]) -> None:
     )
 
 
-def _add_checkpoints(add: Callable[..., None]) -> None:
-    add(
+def _add_checkpoints(_add: Add, own: Add) -> None:
+    own(
         "--checkpoint-dir",
         type=values.directory,
         metavar="DIR",
@@ -297,13 +299,13 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         "the path of the newest complete checkpoint in HPCLAUNCH_CHECKPOINT. DIR may be a pattern: "
         "'runs/*/checkpoints', 'lightning_logs/**'. Nothing in DIR is changed without --stage",
     )
-    add(
+    own(
         "--checkpoint-local",
         action="store_true",
         help="DIR is on a local disk of each node, and every node saves there: workers get the "
         "newest checkpoint that every node of the round has (default: all nodes see the same DIR)",
     )
-    add(
+    own(
         "--stage",
         nargs="?",
         const=values.MEMORY,
@@ -314,8 +316,8 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         "HPCLAUNCH_STAGE. With several nodes, each keeps a copy of another one's checkpoints. "
         "--stage=DIR: on this fast local disk of each node",
     )
-    add_what_counts(add)
-    add(
+    add_what_counts(own)
+    own(
         "--resume-with",
         metavar="TEMPLATE",
         help="arguments to add to SCRIPT's own if there is a checkpoint: "
@@ -323,9 +325,9 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
     )
 
 
-def add_what_counts(add: Callable[..., object]) -> None:
+def add_what_counts(own: Callable[..., object]) -> None:
     """Add options on what counts as a complete checkpoint, also for `hpclaunch checkpoints`."""
-    add(
+    own(
         "--checkpoint-exclude",
         type=values.patterns,
         default=(),
@@ -333,7 +335,7 @@ def add_what_counts(add: Callable[..., object]) -> None:
         help="names of checkpoints from which the job does not resume, separated by commas: "
         "'best*,final*'",
     )
-    add(
+    own(
         "--checkpoint-complete",
         type=values.given,
         metavar="PATTERN",
@@ -341,7 +343,7 @@ def add_what_counts(add: Callable[..., object]) -> None:
         "there: only a directory that contains it is complete (default: the rules of the format; "
         "the file .complete always has this meaning)",
     )
-    add(
+    own(
         "--verify",
         choices=("auto", "full", "structure", "off"),
         default="auto",
@@ -351,7 +353,7 @@ def add_what_counts(add: Callable[..., object]) -> None:
     )
 
 
-def _add_output(add: Callable[..., None]) -> None:
+def _add_output(add: Add, own: Add) -> None:
     add(
         "--log-dir",
         type=values.directory,
@@ -359,7 +361,7 @@ def _add_output(add: Callable[..., None]) -> None:
         help="directory for the workers' output and the journal (default: a directory in "
         "hpclaunch-logs/; torchrun: a temporary directory)",
     )
-    add(
+    own(
         "--metrics",
         type=values.metrics,
         metavar="WHERE",
@@ -367,12 +369,12 @@ def _add_output(add: Callable[..., None]) -> None:
         "FILE.prom, or a directory with a / in its name, is for the textfile collector of "
         "node_exporter (docs/watching.md)",
     )
-    add(
+    own(
         "--metrics-ranks",
         action="store_true",
         help="include metrics of what each rank does and uses",
     )
-    add(
+    own(
         "--notify",
         type=values.given,
         metavar="COMMAND",
@@ -420,7 +422,7 @@ def _add_output(add: Callable[..., None]) -> None:
         )
 
 
-def _add_machines(add: Callable[..., None]) -> None:
+def _add_machines(add: Add, _own: Add) -> None:
     add(
         "--standalone",
         action="store_true",
@@ -462,7 +464,7 @@ def _add_machines(add: Callable[..., None]) -> None:
     )
 
 
-def _add_the_rest(add: Callable[..., None]) -> None:
+def _add_the_rest(add: Add, _own: Add) -> None:
     add(
         "--monitor-interval",
         type=values.interval,

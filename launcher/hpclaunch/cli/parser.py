@@ -5,52 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from hpclaunch.core.protocol.errors import UsageError
 
 from . import other_launchers, values, write
 
-# Options that torchrun does not have. An abbreviation that fits both means torchrun's option.
-OURS = frozenset(
-    {
-        "--nproc",
-        "--grace",
-        "--cold",
-        "--preload",
-        "--bind",
-        "--gpus-per-worker",
-        "--shared-backend",
-        "--mps",
-        "--mps-threads",
-        "--mps-memory",
-        "--notice",
-        "--notice-signal",
-        "--requeue",
-        "--requeue-on",
-        "--max-requeues",
-        "--chain",
-        "--metrics",
-        "--metrics-ranks",
-        "--notify",
-        "--loss-timeout",
-        "--hang-timeout",
-        "--progress",
-        "--replace-stragglers",
-        "--wait-for-nodes",
-        "--grow",
-        "--health",
-        "--checkpoint-dir",
-        "--checkpoint-local",
-        "--checkpoint-exclude",
-        "--checkpoint-complete",
-        "--verify",
-        "--resume-with",
-        "--stage",
-        "--help-all",
-        "--version",
-    }
-)
+Add: TypeAlias = Callable[..., None]
 # Options of torchrun since torch 2.14. An abbreviation keeps the meaning that it had before.
 NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
 ALIKE = 0.7  # from 0 to 1: how similar a word must be to an option to suggest it
@@ -110,16 +71,24 @@ class LaunchParser(Parser):
         super().__init__(add_help=False, allow_abbrev=False, **settings)
         self._environ = environ
         self._known: dict[str, argparse.Action] = {}  # by every spelling with dashes
+        # Spellings that torchrun does not have. An abbreviation that fits both means torchrun's.
+        self.ours: set[str] = set()
 
-    def section(self, title: str, description: str | None = None) -> Callable[..., None]:
-        """Return the `add_argument` of a new group of the help."""
+    def section(self, title: str, description: str | None = None) -> tuple[Add, Add]:
+        """Make a new group of the help. Return two functions like `add_argument`: for options that
+        torchrun has, of which `ours` are our own spellings, and for options that it does not have.
+        """
         group = self.add_argument_group(title, description)
 
-        def add(*spellings: str, **settings: Any) -> None:
+        def add(*spellings: str, ours: Iterable[str] = (), **settings: Any) -> None:
             action = group.add_argument(*spellings, **settings)
             self._known |= dict.fromkeys(spellings, action)
+            self.ours.update(ours)
 
-        return add
+        def own(*spellings: str, **settings: Any) -> None:
+            add(*spellings, ours=spellings, **settings)
+
+        return add, own
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
@@ -202,7 +171,7 @@ class LaunchParser(Parser):
         if dashed in self._known:
             return dashed
         begun = [known for known in self._known if known.startswith(dashed)]
-        torchruns = [known for known in begun if known not in OURS]
+        torchruns = [known for known in begun if known not in self.ours]
         matches = [known for known in torchruns if known not in NEWER] or torchruns or begun
         if not matches or dashed in other_launchers.OPTIONS:
             self.no_option(name, self._known)
@@ -221,7 +190,7 @@ class LaunchParser(Parser):
         return False
 
     def _default(self, action: argparse.Action) -> Any:
-        none = action.dest in NO_VARIABLE or OURS.issuperset(action.option_strings)
+        none = action.dest in NO_VARIABLE or self.ours.issuperset(action.option_strings)
         variables = [] if none else [f"PET_{action.dest.upper()}"]
         if action.dest == "shutdown_timeout":
             variables.append("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")

@@ -65,7 +65,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], added: str) -> argpa
 def _parser_of(program: str, environ: Mapping[str, str]) -> LaunchParser:
     parser = options.build_parser(environ, in_place_of=program)
     if program == LAUNCH:
-        add = parser.section("of torch.distributed.launch")
+        add, _ = parser.section("of torch.distributed.launch")
         add("--use-env", action="store_true", help="do not pass --local-rank=N to SCRIPT")
     return parser
 

@@ -62,12 +62,6 @@ def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.
     return answers[0] if answers else silent
 
 
-def version(found: inventory.GpuSurvey) -> tuple[int, int]:
-    """Return the newest version of CUDA that the driver supports."""
-    major, _, minor = found.cuda.partition(".")
-    return (int(major), int(minor)) if found.cuda else (0, 0)
-
-
 def count_workers(
     nproc: str | None,
     where: Allocation,
@@ -116,7 +110,7 @@ def count_workers(
         notes.append(LaunchNote(host, LaunchNoteKind.NO_GPU, {"cpus": cpus}))
     else:
         count = 1
-    return Count(count, found.gpus, selector, version(found), _broken(found, environ), tuple(notes))
+    return Count(count, found.gpus, selector, found.cuda, _broken(found, environ), tuple(notes))
 
 
 def _broken(found: inventory.GpuSurvey, environ: Mapping[str, str]) -> tuple[Finding, ...]:

@@ -22,7 +22,7 @@ from hpclaunch.core.protocol.model import Look
 from hpclaunch.system.checkpoints import finding
 from hpclaunch.system.checkpoints import service as service_module
 from hpclaunch.system.checkpoints.client import CheckpointServiceClient
-from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Search, Searched
+from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Search, Searched, Watch
 from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
 from hpclaunch.system.checkpoints.service import CheckpointService
 from hpclaunch.worker.processes import descendants
@@ -443,11 +443,11 @@ def test_it_reads_ahead_while_nobody_asks(tmp_path):
 def test_it_looks_unasked_until_that_is_turned_off(tmp_path, monkeypatch):
     """The process of its own, whose look shows in what is known when it is asked."""
     service = CheckpointServiceClient(str(tmp_path), (), "", "auto")
-    service.watch([], on=True)
+    service.send(Watch(True, ()))
     save(tmp_path / "epoch-1.pt", at=100)
     service.search(1, [], {})
     assert reply(service).found
-    service.watch([], on=False)
+    service.send(Watch(False, ()))
     assert not select.select([service], [], [], 0.1)[0]
     service.close()
 

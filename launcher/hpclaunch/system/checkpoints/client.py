@@ -17,7 +17,7 @@ from hpclaunch.system.shared.helper import Helper
 from hpclaunch.worker.messages import decode
 
 from . import ALL
-from .messages import REPLIES, LookAt, Looked, Reply, Search, Suggest, Watch
+from .messages import REPLIES, LookAt, Looked, Reply, Search
 
 PATIENCE = 5.0  # seconds after which a process that has not begun a search counts as hung
 
@@ -55,13 +55,6 @@ class CheckpointServiceClient(Helper):
     def give_time(self) -> None:
         """Remove the deadline of what is pending. The next request has one again."""
         self.deadline, self._looks = math.inf, 0
-
-    def suggest(self, arguments: Iterable[str], since: int) -> None:
-        """Ask for a suggestion for --checkpoint-dir."""
-        self.send(Suggest(tuple(arguments), since))
-
-    def watch(self, rounds: Rounds, *, on: bool) -> None:
-        self.send(Watch(on, rounds))
 
     def replies(self) -> list[Reply]:
         """Return the replies that have arrived. Call this when the descriptor is readable."""

@@ -49,18 +49,19 @@ def confined(size: int, work: Callable[[], T]) -> T:
             status = 1
             try:
                 if die_with(parent):
-                    _write(writing, _answer(size, work))
+                    with os.fdopen(writing, "wb") as pipe:
+                        pipe.write(_answer(size, work))
                     status = 0
             finally:
                 os._exit(status)
         os.close(writing)
     try:
-        answer = _read(reading)
+        with os.fdopen(reading, "rb") as pipe:
+            answer = pipe.read()
     except BaseException:  # Ctrl-C
         os.kill(child, signal.SIGKILL)
         raise
     finally:
-        os.close(reading)
         _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
         raise UnansweredError(f"reading its pickle ended with signal {os.WTERMSIG(status)}")
@@ -110,16 +111,3 @@ def _limit(size: int) -> None:
     ):
         given = [limit for limit in resource.getrlimit(kind) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(kind, (min([most, *given]),) * 2)
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _read(fd: int) -> bytes:
-    chunks = []
-    while chunk := os.read(fd, 1 << 20):
-        chunks.append(chunk)
-    return b"".join(chunks)

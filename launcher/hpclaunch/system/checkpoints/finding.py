@@ -118,7 +118,7 @@ def _judged(
     """Return the candidate and what it lacks; None if it was deleted meanwhile."""
     try:
         parts = tuple(candidate.format.parts(candidate))
-        lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
+        lacks = memory.damage.get(candidate.mark) or (structure(parts, memory) if opens else "")
     except (IncompleteError, DamagedError) as e:
         parts, lacks = (), str(e)
     except OSError as e:

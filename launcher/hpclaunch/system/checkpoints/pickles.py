@@ -11,7 +11,7 @@ import pickle
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .confinement import confined
 
@@ -141,17 +141,11 @@ def _plain(value: object) -> Field:
     return ...
 
 
-class Storage(NamedTuple):
-    """The storage of a tensor in torch's older form."""
-
-    kind: str  # the name of its class; "" if it is not known
-    numbers: int  # how many it has
-
-
-def storages(window: Window) -> tuple[list[Storage], int]:
+def storages(window: Window) -> tuple[list[tuple[str, int]], int]:
     """Return the storages in a file in torch's older form, in order, and where the first begins.
-    Five pickles come before it: a magic number, a version, facts about the system, the object,
-    and the keys of its storages. Raises ValueError if they are not whole."""
+    For each, return the name of its class ("" if it is not known) and how many numbers it has.
+    Five pickles come before the first: a magic number, a version, facts about the system, the
+    object, and the keys of its storages. Raises ValueError if they are not whole."""
 
     def read() -> tuple[list[tuple[str, int]], int]:
         stream = window.stream()
@@ -167,8 +161,7 @@ def storages(window: Window) -> tuple[list[Storage], int]:
         known = [reader.found.get(key, ("", 0)) if type(key) is str else ("", 0) for key in keys]
         return known, stream.tell()
 
-    found, end = confined(window.length, read)
-    return [Storage(*each) for each in found], end
+    return confined(window.length, read)
 
 
 class _StorageReader(_Reader):

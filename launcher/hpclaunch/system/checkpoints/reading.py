@@ -49,7 +49,7 @@ class Memory:
     def __init__(self) -> None:
         self._built: set[Identity] = set()  # files whose structure is whole
         self._read: dict[Identity, set[int]] = {}  # the starts of the batches that were read
-        self._damage: dict[str, str] = {}  # damage that reading has found, by a checkpoint's mark
+        self.damage: dict[str, str] = {}  # damage that reading has found, by a checkpoint's mark
 
     def is_built(self, part: Part) -> bool:
         return part.identity in self._built
@@ -60,12 +60,6 @@ class Memory:
 
     def spans_read(self, part: Part) -> set[int]:
         return self._read.setdefault(part.identity, set())
-
-    def damage(self, mark: str) -> str:
-        return self._damage.get(mark, "")
-
-    def note_damage(self, mark: str, wrong: str) -> None:
-        self._damage[mark] = wrong
 
     def _forget(self) -> None:
         """Limit the memory that this takes, since a job may save for weeks."""

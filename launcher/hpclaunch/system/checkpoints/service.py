@@ -88,7 +88,7 @@ class CheckpointService:
         if found is None:
             there = os.path.lexists(path)
             return "it is no checkpoint" if there else "there is no such file", ""
-        if damage := self.memory.damage(found.candidate.mark):
+        if damage := self.memory.damage.get(found.candidate.mark):
             return "", damage
         if found.lacks is not None:
             return found.lacks, ""
@@ -119,7 +119,7 @@ class CheckpointService:
             return outcome  # not counted: the next reading has as much time
         self._spent[mark] = spent + time.monotonic() - began
         if outcome.wrong:
-            self.memory.note_damage(mark, outcome.wrong)
+            self.memory.damage[mark] = outcome.wrong
         elif share == ALL and outcome.is_complete:
             self._whole.add(mark)
         return outcome

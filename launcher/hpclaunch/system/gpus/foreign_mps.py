@@ -8,8 +8,8 @@ import os
 import socket
 import struct
 import subprocess
-from typing import NamedTuple
 
+from hpclaunch.system.shared.errands import AskMps, MpsAnswered
 from hpclaunch.worker.processes import user_name
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
@@ -17,16 +17,12 @@ LIMIT = 3.0  # seconds for an answer
 PEER = struct.Struct("3i")  # of SO_PEERCRED: pid, uid, gid
 
 
-class DaemonAnswer(NamedTuple):
-    foreign: str  # the pipe directory of a daemon that can be used, or ""
-    refused: str  # why it is not used; "" if it can be used, or does not answer
-
-
-def ask(control: str, pipes: str) -> DaemonAnswer:
-    """Ask the daemon with this pipe directory, by the program `control`."""
+def ask(errand: AskMps) -> MpsAnswered:
+    """Run the errand AskMps."""
+    number, pipes = errand.number, errand.pipes
     if stranger := _stranger(pipes):
-        return DaemonAnswer("", f"the MPS daemon at {pipes} is not used: {stranger}")
-    return DaemonAnswer(pipes if _answers(control, pipes) else "", "")
+        return MpsAnswered(number, "", f"the MPS daemon at {pipes} is not used: {stranger}")
+    return MpsAnswered(number, pipes if _answers(errand.control, pipes) else "", "")
 
 
 def _stranger(pipes: str) -> str:

@@ -28,8 +28,7 @@ class GpuSurvey:
     gpus: tuple[Gpu, ...] = ()  # of this task, in the order in which its programs see them
     wrong: str = ""  # what is wrong with CUDA_VISIBLE_DEVICES, for the user
     broken: str = ""  # what is wrong with the driver, or with a GPU
-    driver: str = ""
-    cuda: str = ""  # the newest version that the driver can run: "12.4"
+    cuda: tuple[int, int] = (0, 0)  # the newest version that the driver can run: (12, 4)
     models: str = ""  # "4 x NVIDIA H100, driver 550.54"
 
 
@@ -87,8 +86,7 @@ def _survey(selection: str | None, nvml: Any) -> GpuSurvey:
         gpus=chosen,
         wrong=wrong,
         broken=", ".join(broken),
-        driver=driver,
-        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+        cuda=(cuda // 1000, cuda % 1000 // 10),
         models=", ".join(said),
     )
 

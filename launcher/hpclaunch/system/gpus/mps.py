@@ -20,6 +20,7 @@ from ...worker import mps_messages as messages
 from ...worker.messages import decode
 from ...worker.mps_messages import EVENTS, Event
 from ...worker.processes import user_name
+from ..shared.errands import AskMps
 from ..shared.helper import Helper, numbers
 from . import foreign_mps
 
@@ -36,7 +37,7 @@ def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
     here, pipes = installed(environ, cuda)
     if not pipes:
         return here
-    answer = foreign_mps.ask(here.control, pipes)
+    answer = foreign_mps.ask(AskMps(here.control, pipes))
     return replace(here, foreign=answer.foreign, refused=answer.refused)
 
 

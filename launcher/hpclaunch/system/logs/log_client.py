@@ -10,7 +10,7 @@ import json
 import select
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpclaunch.core.protocol.process_kinds import NAMES, ProcessKind
@@ -115,12 +115,6 @@ class LogServiceClient(Helper):
             return False
         self.send(messages.Append(str(directory), name, text))
         return True
-
-    def read_facts(self, directory: Path, launch: str, kinds: Sequence[str]) -> None:
-        self.send(messages.ReadFacts(str(directory), launch, tuple(kinds)))
-
-    def remove(self, file: Path) -> None:
-        self.send(messages.Remove(str(file)))
 
     def finish(self) -> None:
         self.send(messages.Finish())

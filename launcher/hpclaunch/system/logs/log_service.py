@@ -143,7 +143,7 @@ class LogService:
 
     def follow(self, request: messages.Prepare) -> None:
         """Make a round's directory and files, and show new output in them. Raises OSError."""
-        directory, streams, index = request.directory, request.streams, request.index
+        directory, streams = request.directory, request.streams
         above = Path(directory).parent
         if above.exists():
             private_files.check_directory(above)
@@ -161,7 +161,8 @@ class LogService:
             self.mirror.follow(stream.path, *map(self._tap, stream.taps))
         if self._index is not None:
             self._index.close()
-        self._index = IndexWriter(Path(index.path), launch=index.launch, host=index.host)
+        index = Path(request.index)
+        self._index = IndexWriter(index, launch=request.launch, host=request.host)
         for stream in streams:
             self._index.follow(Path(stream.path), time.monotonic())
 

@@ -25,40 +25,34 @@ class StreamFile(Message):
     taps: tuple[TapTo, ...] = ()
 
 
-class IndexFile(Message):
-    """The index of an agent's output in a round (`output_index.py`)."""
-
-    path: str
-    launch: str
-    host: str
-
-
 class Prepare(Message):
     """Make a round's directory, files and duplicates, show what is written to them, and record
     when. Answered by Prepared or Refused.
     """
 
-    id: int
     directory: str
     streams: tuple[StreamFile, ...]
     duplicates: tuple[str, ...]
     errors: tuple[str, ...]  # error files of an earlier launch, to be removed
     store: str
-    index: IndexFile
+    index: str  # the file for the index of the output (`output_index.py`)
+    launch: str  # its first line has the launch and the host
+    host: str
+    id: int = 0
 
 
 class ReadTail(Message):
     """Read the last lines of the first file that has any in this round. Answered by Tail."""
 
-    id: int
     files: tuple[str, ...]
+    id: int = 0
 
 
 class LookAtDisk(Message):
     """Find the free space for a directory. Answered by Disk."""
 
-    id: int
     directory: str
+    id: int = 0
 
 
 class Keep(Message):

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 
 from ...worker import death_notices
 from ...worker.death_notices import LONGEST, new_question, proves_death
+from ...worker.fork_server_messages import PostOnDeath
 from .route import begin_connection
 
 LOOKS = (0.0, 0.01, 0.03, 0.1, 0.4, 1.0, 2.0)  # seconds after which an inquiry tries again
@@ -22,14 +23,14 @@ NO_PLACE = -1  # index in the notice of an agent that does not know its own
 RELEASE_LIMIT = 0.5  # seconds
 
 
-def own_notice(key: bytes, agent: int | None, incarnation: str) -> tuple[str, bytes, str]:
-    """Return the notice of an agent, the secret that signs questions, and the word that takes the
-    notice down. `agent`: its index; None if it has no place yet.
+def own_notice(key: bytes, agent: int | None, incarnation: str, port: int) -> PostOnDeath:
+    """Return the request to post the notice of an agent. `agent`: its index; None if it has no
+    place yet.
     """
     index = NO_PLACE if agent is None else agent
     text = death_notices.notice(index, incarnation)
     secret = death_notices.notice_secret(key, text.encode())
-    return text, secret, death_notices.release_word(key, index)
+    return PostOnDeath(port, text, secret.hex(), death_notices.release_word(key, index))
 
 
 def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:

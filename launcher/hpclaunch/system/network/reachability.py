@@ -57,34 +57,29 @@ def probe(
     """Try all ports of all numeric addresses at once. What could not be tried is left out."""
     ports = tuple(ports)
     targets = [(address, port) for address in dict.fromkeys(addresses) for port in ports][:MOST]
-    found: dict[tuple[str, int], Answer] = {}
+    errors: dict[tuple[str, int], int] = {}
     waiting: dict[int, tuple[socket.socket, tuple[str, int]]] = {}
     poll = select.poll()
     try:
         for target in targets:
-            s, error = begin_connection(*target)
-            if s is not None and error == errno.EINPROGRESS:
+            s, errors[target] = begin_connection(*target)
+            if s is not None and errors[target] == errno.EINPROGRESS:
                 waiting[s.fileno()] = s, target
                 poll.register(s, select.POLLOUT)
-                continue
-            if s is not None:
+            elif s is not None:
                 s.close()
-            if (answer := _answer(error)) is not None:
-                found[target] = answer
         deadline = time.monotonic() + timeout
         while waiting and (left := deadline - time.monotonic()) > 0:
             for fd, _ in poll.poll(left * 1000):
                 poll.unregister(fd)
                 s, target = waiting.pop(fd)
                 with s:
-                    answer = _answer(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-                if answer is not None:
-                    found[target] = answer
-        found |= {target: Answer.SILENT for _, target in waiting.values()}
+                    errors[target] = s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     finally:
         for s, _ in waiting.values():
             s.close()
-    return found
+    errors |= {target: errno.ETIMEDOUT for _, target in waiting.values()}
+    return {t: answer for t, error in errors.items() if (answer := _answer(error)) is not None}
 
 
 def _answer(error: int) -> Answer | None:

@@ -1,7 +1,7 @@
 """Errands that an agent leaves to a helper, since they may take long or hang, and their answers.
 
-`agent/errands.py` sends them, and `agent/errand_service.py` runs them. An answer has the number of
-its errand.
+`agent/errands.py` numbers and sends them; `agent/errand_service.py` runs them. An answer has the
+number of its errand.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ class FindJobEnd(Message):
     """Find out when Slurm ends the job. Answered by JobEndFound."""
 
     limit = 120.0  # seconds; more than `scontrol` may take for all of its answers
-    number: int
     job: str
     step: str  # of the agents, such as "7.0"; "" outside of one
     end: str  # SLURM_JOB_END_TIME, or ""
     restarts: str  # SLURM_RESTART_COUNT, or ""
     nodes: str  # check which of these are drained; "" for none
     since: float  # seconds since 1970; a job that had ended by then is an earlier one
-    before: JobEndFound | None  # the last answer, of which a part is used if Slurm is silent
+    before: JobEndFound | None = None  # the last answer; a part of it counts if Slurm is silent
+    number: int = 0
 
 
 class JobEndFound(Message):
@@ -44,8 +44,8 @@ class Resolve(Message):
     """Look up the addresses of a node. Answered by Resolved."""
 
     limit = 300.0  # seconds; resolvers have time-outs of their own
-    number: int
     host: str
+    number: int = 0
 
 
 class Resolved(Message):
@@ -57,10 +57,10 @@ class Explain(Message):
     """Find out why the head on this host is silent. Answered by Explained."""
 
     limit = 30.0
-    number: int
     host: str
     addresses: tuple[str, ...]
     ports: tuple[int, ...]
+    number: int = 0
 
 
 class Explained(Message):
@@ -72,10 +72,10 @@ class ReadStacks(Message):
     """Have py-spy read the native stacks of processes. Answered by Stacks."""
 
     limit = 3.0  # seconds; py-spy may read from the file system on which the workers hang
-    number: int
     py_spy: str
     pids: tuple[int, ...]  # in this order, if the time is not enough for all
     until: float  # monotonic time
+    number: int = 0
 
 
 class Stacks(Message):
@@ -87,26 +87,24 @@ class AskMps(Message):
     """Ask an MPS daemon that is not ours whether workers can use it. Answered by MpsAnswered."""
 
     limit = 30.0  # seconds; enough to start the process and wait for two answers
-    number: int
     control: str  # the path of nvidia-cuda-mps-control
     pipes: str  # the daemon's directory
+    number: int = 0
 
 
 class MpsAnswered(Message):
-    """The fields of a DaemonAnswer (system/gpus/foreign_mps.py)."""
-
     number: int
-    foreign: str
-    refused: str
+    foreign: str  # the pipe directory of a daemon that can be used, or ""
+    refused: str  # why it is not used; "" if it can be used, or does not answer
 
 
 class Notify(Message):
     """Run the user's command with an event on its standard input. Answered by Notified."""
 
     limit = 60.0  # seconds; longer than the command may take before it is killed
-    number: int
     command: str
     event: dict[str, Any]
+    number: int = 0
 
 
 class Notified(Message):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .helper import ROOT
 
 LIMIT = 60.0  # seconds; srun waits for its nodes
-SQUEUE = ("squeue", "--noheader", "--format=%A %D %T %j")
+SQUEUE = ("squeue", "--noheader", "--format=%A %D %T")
 RUNNING = "RUNNING"
 SRUN = (
     "srun",
@@ -36,7 +36,6 @@ class SlurmJob(NamedTuple):
     id: str
     nodes: str  # how many
     state: str
-    name: str
 
 
 class Ended(NamedTuple):
@@ -56,8 +55,8 @@ def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
     last line of its errors. Raises OSError without Slurm's commands.
     """
     known = run([*SQUEUE, which], env)
-    words = (line.split(maxsplit=3) for line in known.lines)
-    jobs = [SlurmJob(*(*w, "")[:4]) for w in words if len(w) >= 3]
+    words = map(str.split, known.lines)
+    jobs = [SlurmJob(*w[:3]) for w in words if len(w) >= 3]
     return jobs, known.complaint.rpartition("\n")[2]
 
 
