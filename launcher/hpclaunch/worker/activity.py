@@ -24,7 +24,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from .connections import Connection, sockets_of, tcp_connections
-from .processes import MACHINE, PARENT, SESSION, STATE, TICKS, all_pids, io_of, stat
+from .processes import MACHINE, PARENT, SESSION, STATE, TICKS, all_pids, io_of, read_proc, stat
 
 CPU = 0.05  # seconds; gloo wakes a hundred times a second, which takes a quarter of this in 5 s
 BYTES = 1 << 16
@@ -162,9 +162,8 @@ def _owners(
 
 
 def _work_of(pid: int, fields: list[bytes]) -> Work | None:
-    try:
-        counts = io_of(pid)
-    except OSError:
+    counts = io_of(pid)
+    if not counts:
         return None
     names = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
     cpu = sum(map(int, fields[CPU_TIMES])) / TICKS
@@ -183,8 +182,7 @@ def _waits(pid: int, thread: str) -> bool:
         state = stat(f"{pid}/task/{thread}")[STATE]
         if state in (b"Z", b"X"):
             return True
-        with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as f:
-            call, *arguments = f.read().split()
+        call, *arguments = read_proc(f"{pid}/task/{thread}/syscall").split()
         if state == b"R" or call == b"running":
             time.sleep(0.01)
             continue

@@ -59,7 +59,7 @@ from .processes import (
     all_pids,
     numbers,
     prctl,
-    read_small,
+    program,
     threads_of,
 )
 
@@ -69,7 +69,7 @@ ANOTHER_USER_LIMIT = 300.0  # seconds for which a foreign daemon may serve anoth
 ANOTHER_USER_TICK = 1.0
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
 LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
-CONTEXT_THREAD = b"cuda-EvtHandlr\n"  # every CUDA context has one
+CONTEXT_THREAD = "cuda-EvtHandlr"  # every CUDA context has one
 WATCH = 600.0  # seconds; a worker that has not used CUDA by then is not going to
 
 
@@ -308,13 +308,7 @@ def has_cuda_context(pid: int) -> bool:
     it: NVML, for programs that only watch a GPU, opens the same ones, also /dev/nvidia-uvm (seen
     with driver 580).
     """
-    for thread in threads_of(pid):
-        try:
-            if read_small(f"/proc/{pid}/task/{thread}/comm") == CONTEXT_THREAD:
-                return True
-        except OSError:  # it has ended
-            continue
-    return False
+    return any(program(f"{pid}/task/{thread}") == CONTEXT_THREAD for thread in threads_of(pid))
 
 
 def main(
