@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.worker.births import Births, Callbacks, NewWorkers
-from hpclaunch.worker.fork_server_messages import Step, StoreExit, Template
+from hpclaunch.worker.births import Births, Callbacks
+from hpclaunch.worker.fork_server_messages import Start, Step, StoreExit, Template
 from hpclaunch.worker.processes import Spawner
 from hpclaunch.worker.store import Store
 from hpclaunch.worker.template_client import State, TemplateClient
@@ -54,9 +54,10 @@ def test_the_next_round_tries_again_to_start_a_template(births, monkeypatch):
     births.start_template()
     tried = []
     monkeypatch.setattr(births.template, "start", lambda: tried.append(1))
-    births.start(NewWorkers([], {}, {}, warm=False, learn=False))
+    start = Start([], {}, "", [], False, False, False, {}, (), False)
+    births.start(start, {})
     assert tried == []
-    births.start(NewWorkers([], {}, {}, warm=True, learn=False))
+    births.start(start.replaced(warm=True), {})
     assert tried == [1]
 
 

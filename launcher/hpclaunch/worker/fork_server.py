@@ -38,7 +38,7 @@ import signal
 import time
 
 from . import fork_server_messages as messages
-from .births import Births, Callbacks, NewWorkers
+from .births import Births, Callbacks
 from .companions import Companions
 from .descriptors import Descriptors
 from .json_lines import AgentChannel, AgentGoneError
@@ -236,7 +236,7 @@ class ForkServer:
         if self.lease.is_over:  # the request to start may be an old one
             self.on_lease_over()
         env = os.environ | start.env
-        self.births.start(NewWorkers(workers, streams, env, start.warm, start.learn))
+        self.births.start(start.replaced(workers=workers, env=env), streams)
         for query in self.early.values():
             self.watch.ask(query.kind, query.number)
         self.early.clear()
@@ -265,7 +265,6 @@ class ForkServer:
             self.stop.signal(signum)
 
     def on_lease_over(self) -> None:
-        self.lease.end()
         self.report(messages.LeaseOver())
         self.births.hear_fork()
         if self.stop.is_asked_for or self.births.is_forking:

@@ -96,9 +96,6 @@ class Store:
             self._socket.close()
         self._socket = None
         self.wanted = False
-        self._unguard()
-
-    def _unguard(self) -> None:
         if self._guard is not None:
             self._guard.close()
         self._guard = None
