@@ -25,11 +25,11 @@ if TYPE_CHECKING:  # typing is not imported here
 
     from ._hpclaunch_errors import record_errors
     from ._hpclaunch_output import keep_writing
-    from ._hpclaunch_progress import progress
+    from ._hpclaunch_progress import progress, wrap
 else:
     from _hpclaunch_errors import record_errors
     from _hpclaunch_output import keep_writing
-    from _hpclaunch_progress import progress
+    from _hpclaunch_progress import progress, wrap
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 C10D = "torch.distributed.distributed_c10d"
@@ -53,18 +53,10 @@ class Finder:
         self.awaited = set(PATCHES)
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        spec = self._find(name, path, target) if name in self.awaited else None
+        spec = find_behind(self, name, path, target) if name in self.awaited else None
         if spec is not None:
             self._attach(spec.loader, name)
         return spec
-
-    def _find(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)
-            spec = find_spec(name, path, target) if find_spec and finder is not self else None
-            if spec is not None:
-                return spec
-        return None
 
     def _attach(self, loader: "Any", name: str) -> None:
         def exec_module(module: "Any") -> None:
@@ -82,10 +74,24 @@ class Finder:
     def _seen(self, name: str) -> None:
         self.awaited.discard(name)
         if name == RENDEZVOUS:
-            self.awaited -= {name for name in RARE if not self._find(name.partition(".")[0])}
+            self.awaited -= {name for name in RARE if not find_behind(self, name.partition(".")[0])}
         if not self.awaited:
-            # A new list, since importing threads may be iterating over the old one.
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            remove_finder(self)
+
+
+def find_behind(own: object, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+    """Return what the finders on `sys.meta_path` find, except `own`."""
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        spec = find_spec(name, path, target) if find_spec and finder is not own else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def remove_finder(own: object) -> None:
+    # A new list, since importing threads may be iterating over the old one.
+    sys.meta_path = [finder for finder in sys.meta_path if finder is not own]
 
 
 def in_round() -> bool:
@@ -134,36 +140,21 @@ def own_stores(rendezvous: "Any") -> None:
     rendezvous._create_c10d_store = create_store
 
 
-def own_files(rendezvous: "Any") -> None:
+def own_ranks_and_files(rendezvous: "Any") -> None:
     import functools
 
-    try:
-        handlers = rendezvous._rendezvous_handlers
-        open_file = handlers["file"]
-    except (AttributeError, KeyError):
-        return
-
-    @functools.wraps(open_file)
-    def open_file_of_round(url: str, *args: "Any", **kwargs: "Any") -> "Any":
-        return open_file(of_round(url), *args, **kwargs)
-
-    handlers["file"] = open_file_of_round
-
-
-def own_ranks(rendezvous: "Any") -> None:
-    import functools
-
-    def completing(handle: "Any") -> "Any":
+    def completing(scheme: str, handle: "Any") -> "Any":
         @functools.wraps(handle)
         def handle_completed(url: str, *args: "Any", **kwargs: "Any") -> "Any":
-            return handle(with_rank(url), *args, **kwargs)
+            url = with_rank(url)
+            return handle(of_round(url) if scheme == "file" else url, *args, **kwargs)
 
         return handle_completed
 
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
     for scheme in ("tcp", "file"):
         if scheme in handlers:
-            handlers[scheme] = completing(handlers[scheme])
+            handlers[scheme] = completing(scheme, handlers[scheme])
 
 
 def own_backends(c10d: "Any") -> None:
@@ -186,7 +177,11 @@ def own_backends(c10d: "Any") -> None:
 
 
 def ends_in_order(c10d: "Any") -> None:
-    """Have destroy_process_group wait up to 1 s for threads that need the GIL.
+    wrap(c10d, "destroy_process_group", await_gloo)
+
+
+def await_gloo(*_: object) -> None:
+    """Wait up to 1 s for threads of gloo that need the GIL, before the process groups end.
 
     gloo's threads take the GIL to release the tensors of a collective. If DDP's reducer then has
     the last reference to the group, it holds the GIL and waits for these threads for ever. With
@@ -196,23 +191,13 @@ def ends_in_order(c10d: "Any") -> None:
     In older versions, at least 2.4 to 2.6, gloo's threads have the name of the thread that created
     them.
     """
-    import functools
     import time
 
-    destroy = getattr(c10d, "destroy_process_group", None)
-    if destroy is None:
-        return
-
-    @functools.wraps(destroy)
-    def destroy_group(*args: "Any", **kwargs: "Any") -> "Any":
-        limit = time.monotonic() + 1
-        while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
-            time.sleep(0.001)  # releases the GIL
-            if b"R" not in states or time.monotonic() > limit:
-                break
-        return destroy(*args, **kwargs)
-
-    c10d.destroy_process_group = destroy_group
+    limit = time.monotonic() + 1
+    while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
+        time.sleep(0.001)  # releases the GIL
+        if b"R" not in states or time.monotonic() > limit:
+            break
 
 
 def own_name() -> bytes:
@@ -247,20 +232,12 @@ def states_of(wanted: bytes) -> "list[bytes]":
 
 def own_horovod(basics: "Any") -> None:
     """Have HorovodBasics.init, which all bindings use, prepare Horovod first."""
-    import functools
+    wrap(getattr(basics, "HorovodBasics", None), "init", prepare_horovod)
 
-    try:
-        init = basics.HorovodBasics.init
-    except AttributeError:
-        return
 
-    @functools.wraps(init)
-    def init_here(*args: "Any", **kwargs: "Any") -> "Any":
-        if in_round():
-            beside("_hpclaunch_horovod").prepare()
-        return init(*args, **kwargs)
-
-    basics.HorovodBasics.init = init_here
+def prepare_horovod(*_: object) -> None:
+    if in_round():
+        beside("_hpclaunch_horovod").prepare()
 
 
 def beside(name: str) -> "Any":
@@ -327,7 +304,7 @@ def remove_earlier(stem: str, restarts: int) -> None:
 
 
 PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
-    RENDEZVOUS: (own_stores, own_files, own_ranks),
+    RENDEZVOUS: (own_stores, own_ranks_and_files),
     C10D: (own_backends, progress.watch_groups, ends_in_order),
     OPTIMIZER: (progress.watch_optimizers,),
     SCALER: (progress.watch_scalers,),
