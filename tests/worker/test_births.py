@@ -67,9 +67,9 @@ def learned(births):
     template = births.template
     template.prepare((), {}, (), [], [Step("import", "numpy", None)])
     template.state = State.READY
-    template._output = [os.memfd_create(name) for name in ("out", "err")]
+    template.process = SimpleNamespace(output=[os.memfd_create(name) for name in ("out", "err")])
     yield template
-    for fd in template._output:
+    for fd in template.process.output:
         os.close(fd)
 
 
