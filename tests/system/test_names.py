@@ -84,7 +84,7 @@ def test_users_of_mps(strangers, tmp_path):
 
 
 def test_clients_of_mps(strangers):
-    assert set(strangers.values()) <= {pid for pid, _ in mps_keeper.everyone()}
+    assert set(strangers.values()) <= {*processes.all_pids()}
     assert not any(map(mps_keeper.has_cuda_context, strangers.values()))
 
 

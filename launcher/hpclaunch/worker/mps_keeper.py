@@ -101,7 +101,7 @@ class MpsKeeper:
         self.daemons: dict[str, MpsDaemon] = {}  # ours, by key
         # By key: the daemons that serve the workers of this round, whoever has started them
         self.fronts: dict[str, FrontEnd] = {}
-        self.watch: WorkerWatch | None = None
+        self.watch: ClientWatch | None = None
 
     def report(self, event: messages.Event) -> None:
         self.channel.send(event.encoded())
@@ -122,7 +122,7 @@ class MpsKeeper:
                 self.watch = None
                 match decode(messages.REQUESTS, raw):
                     case messages.Watch(workers):
-                        self.watch = WorkerWatch(workers, first)
+                        self.watch = ClientWatch(workers, first)
                     case messages.Prepare(number, groups, foreign):
                         self.on_prepare(number, groups, foreign)
                     case request:
@@ -225,7 +225,7 @@ class MpsKeeper:
 
     # The workers
 
-    def look(self, watch: WorkerWatch) -> None:
+    def look(self, watch: ClientWatch) -> None:
         found = {key: front.clients() for key, front in self.fronts.items()}
         clients = {key: pids for key, pids in found.items() if pids is not None}
         pids: set[int] = set()
@@ -259,7 +259,7 @@ class MpsKeeper:
             leave(*self.home)
 
 
-class WorkerWatch:
+class ClientWatch:
     """A check whether the workers of a round are clients, repeated at growing intervals."""
 
     def __init__(self, workers: Mapping[int, int], first: float) -> None:
@@ -278,7 +278,9 @@ class WorkerWatch:
         if not absent:
             return set(), True
         of = {self.workers[rank]: rank for rank in absent}
-        suspects = {of[s] for pid, s in everyone() if s in of and has_cuda_context(pid)}
+        suspects = {
+            of[s] for pid in all_pids() if (s := session(pid)) in of and has_cuda_context(pid)
+        }
         certain, self.suspects = suspects & self.suspects, suspects
         if self.has_reported:
             return set(), False
@@ -296,11 +298,6 @@ def session(pid: int) -> int:
         return os.getsid(pid)
     except OSError:  # it has ended, or may not be asked
         return 0
-
-
-def everyone() -> list[tuple[int, int]]:
-    """Return (pid, session) of every process."""
-    return [(pid, session(pid)) for pid in all_pids()]
 
 
 def has_cuda_context(pid: int) -> bool:

@@ -36,8 +36,8 @@ BUSY = 0.1  # of one CPU
 COSTLY_SHARE, COSTLY_AFTER = 0.2, 5.0
 
 
-class Activity(NamedTuple):
-    """The activity of workers that make no progress."""
+class WeakSigns(NamedTuple):
+    """The weaker signs of life, of workers that make no progress."""
 
     busy: bool = False  # they use the CPU
     traced: bool = False  # they are being debugged
@@ -186,30 +186,28 @@ class ProgressWatch:
         if len(pids) < self._living:
             moments.append(now)
         self._living = len(pids)
-        activity = None
+        signs = None
         if moments:
             self._moved_at, self._allocated = max(moments), None
             self.disregard()
         else:
-            activity = self._look_at_processes(pids, elapsed)
-        still = 0.0 if activity is None else now - self._moved_at
+            signs = self._look_at_processes(pids, elapsed)
+        still = 0.0 if signs is None else now - self._moved_at
         pause = PACE * still if self._awaited else still
         self._schedule(now + min(STILL_LOOK, max(LOOK, pause)), now)
-        return self._report(pids, activity or Activity(), still, at_once=at_once)
+        return self._report(pids, signs or WeakSigns(), still, at_once=at_once)
 
     def _report(
-        self, pids: Mapping[int, int], activity: Activity, still: float, *, at_once: bool
+        self, pids: Mapping[int, int], signs: WeakSigns, still: float, *, at_once: bool
     ) -> Progress | None:
         """Return the report; None if nothing but the steps has changed lately."""
         spent, doing = self.spent()
         phases = {self._workers[rank].phase for rank in pids}
-        patient = activity.patient or bool(phases & layout.LONG)
-        trains, meets = (
-            bool(phases - {layout.START, layout.RENDEZVOUS}),
-            layout.RENDEZVOUS in phases,
-        )
+        patient = signs.patient or bool(phases & layout.LONG)
+        trains = bool(phases - {layout.START, layout.RENDEZVOUS})
+        meets = layout.RENDEZVOUS in phases
         # All but the steps is reported as soon as it changes.
-        state = (activity.busy, activity.traced, patient, trains, meets, doing)
+        state = (signs.busy, signs.traced, patient, trains, meets, doing)
         reported = (state, [still >= each for each in (REPORT, *self._awaited)])
         is_new = reported != self._reported or self._looked_at >= self._reported_at + REPORT
         if not (is_new or at_once):
@@ -225,8 +223,8 @@ class ProgressWatch:
             gap=gap,
             save=self._save,
             spent=spent,
-            busy=activity.busy,
-            traced=activity.traced,
+            busy=signs.busy,
+            traced=signs.traced,
             patient=patient,
             trains=trains,
             meets=meets,
@@ -270,7 +268,7 @@ class ProgressWatch:
         since_last = self._looked_at - elapsed <= new.at <= self._looked_at
         return new.at if since_last else self._looked_at
 
-    def _look_at_processes(self, pids: Mapping[int, int], elapsed: float) -> Activity | None:
+    def _look_at_processes(self, pids: Mapping[int, int], elapsed: float) -> WeakSigns | None:
         """Return what the processes of workers that make no step do; None for a sign of life, the
         time of which is recorded.
         """
@@ -287,7 +285,7 @@ class ProgressWatch:
         if moved:
             self._moved_at = now
             return None
-        return Activity(
+        return WeakSigns(
             busy=any(busy for _, busy in seen),
             traced=any(map(is_traced, processes)),
             patient=any(map(is_exiting, pids.values())) or (is_long and any(map(saves, processes))),
