@@ -126,7 +126,7 @@ class Template:
         self.unseeded: Any = None
         self.effects: Any = None  # of importing torch
         # The output and the changed variables of everything but the import of torch
-        self.written = (b"", b"")
+        self.written: tuple[bytes, ...] = (b"", b"")
         self.changes: dict[str, str | None] = {}
         self.parking: Any = None
         # The words of the command line up to the script, which all workers have in common
@@ -199,13 +199,11 @@ class Template:
             return
         for name in request.modules:
             self.load_module(name)
-        self.prepare_to_fork()
-        self.answer(replies.Ready(self.words))
-        gc.set_threshold(gc.get_threshold()[0] or often)  # a module may have set another one
-        finalizing().freeze()
+        self.prepare_to_fork(often)
 
-    def prepare_to_fork(self) -> None:
-        """Prepare what all workers need, so that no worker does it itself."""
+    def prepare_to_fork(self, often: int) -> None:
+        """Prepare what all workers need, so that no worker does it itself. `often` is the threshold
+        of the garbage collector."""
         parking, torchs = self.startup.parking, self.effects
         self.changes = {
             name: value
@@ -222,6 +220,9 @@ class Template:
             beside(name)
         self.parking = parking.Parking(self.startup.modules, torchs)
         finalizing().left_out.append(self.parking)
+        self.answer(replies.Ready(self.words))
+        gc.set_threshold(gc.get_threshold()[0] or often)  # a module may have set another one
+        finalizing().freeze()
 
     def load_module(self, name: str) -> None:
         try:
@@ -317,10 +318,7 @@ class Template:
             self.answer(replies.Unsafe(name, why))
             os._exit(0)
         self.take_name()
-        gc.set_threshold(gc.get_threshold()[0] or often)
-        self.prepare_to_fork()
-        finalizing().freeze()
-        self.answer(replies.Ready(self.words))
+        self.prepare_to_fork(often)
 
     # Forking
 
@@ -357,8 +355,7 @@ class Template:
 
     def lesson_of(self, worker: "Worker", request: "Fork") -> "str | None":
         """Return the path to which the worker writes its lesson; None for most workers."""
-        places = dict(zip((0, -1), request.learn, strict=False))
-        for place, fd in places.items():
+        for place, fd in zip((0, -1), request.learn, strict=False):
             if worker is request.workers[place]:
                 return self.of_server(fd)
         return None
@@ -460,8 +457,6 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     if worker.stdin:
         move(os.open(worker.stdin, os.O_RDONLY), 0)
     close(*template.output)
-    for stream, data in enumerate(template.written, start=1):
-        write(stream, data)
     if worker.cpus:
         try:
             os.sched_setaffinity(0, worker.cpus)
@@ -471,11 +466,7 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     environ = request.env | worker.env
     os.environ.clear()
     os.environ.update(environ)
-    for name, value in template.changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    repeat(template.written, template.changes)
     sys.orig_argv[:] = worker.argv
     sys.argv[1:] = worker.argv[len(template.words) :]
     forget()
@@ -630,9 +621,16 @@ def move(fd: int, stream: int) -> None:
         os.close(fd)
 
 
-def write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+def repeat(written: "tuple[bytes, ...]", changes: "dict[str, str | None]") -> None:
+    """Repeat in a worker what imports did beside loading modules: output, and changed variables."""
+    for stream, data in enumerate(written, start=1):
+        while data:
+            data = data[os.write(stream, data) :]
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def script_directory() -> "str | None":
