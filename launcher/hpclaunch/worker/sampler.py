@@ -17,7 +17,7 @@ from .connections import connections_of
 from .fork_server_messages import Pace, RankSample
 from .processes import LAST_CPU, NS, STATE, queued, read_proc, stat, threads_of
 from .progress_watch import ProgressWatch
-from .worker_processes import cpu_of, tree
+from .worker_processes import tree, work_of
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between
 UNINTERRUPTIBLE = b"D"
@@ -96,7 +96,7 @@ class Used:
         self.pid = pid
         self.at = time.monotonic()
         self.steps, self.stepped_at = steps, stepped_at
-        self.cpu = cpu_of(pid)
+        self.cpu = sum(each.cpu for each in work_of(pid).values())
         # By thread, and by cgroup: seconds in which it could have run, and did not.
         self.queued: dict[str, float] = {}
         for process in processes:

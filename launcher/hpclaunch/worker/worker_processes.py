@@ -71,10 +71,6 @@ def work_of(pid: int) -> Works:
     return found
 
 
-def cpu_of(pid: int) -> float:
-    return sum(each.cpu for each in work_of(pid).values())
-
-
 def wanted(work: Works) -> float:
     """Return the CPU time that processes have used or waited for, in seconds: on an overloaded
     machine, a worker that is busy may get little of it."""

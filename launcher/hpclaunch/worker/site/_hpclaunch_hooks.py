@@ -32,13 +32,8 @@ else:
     from _hpclaunch_progress import progress, wrap
 
 RENDEZVOUS = "torch.distributed.rendezvous"
-C10D = "torch.distributed.distributed_c10d"
-OPTIMIZER = "torch.optim.optimizer"
-SCALER = "torch.amp.grad_scaler"
-GRAPHS = "torch.cuda.graphs"
 ENGINE = "deepspeed.runtime.engine"
 REQUESTS = "transformers.trainer_jit_checkpoint"
-SERIALIZATION = "torch.serialization"
 HOROVOD = "horovod.common.basics"  # all its bindings import this
 RARE = (ENGINE, REQUESTS, HOROVOD)  # not installed everywhere
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -305,13 +300,13 @@ def remove_earlier(stem: str, restarts: int) -> None:
 
 PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
     RENDEZVOUS: (own_stores, own_ranks_and_files),
-    C10D: (own_backends, progress.watch_groups, ends_in_order),
-    OPTIMIZER: (progress.watch_optimizers,),
-    SCALER: (progress.watch_scalers,),
-    GRAPHS: (progress.watch_graphs,),
+    "torch.distributed.distributed_c10d": (own_backends, progress.watch_groups, ends_in_order),
+    "torch.optim.optimizer": (progress.watch_optimizers,),
+    "torch.amp.grad_scaler": (progress.watch_scalers,),
+    "torch.cuda.graphs": (progress.watch_graphs,),
     ENGINE: (progress.watch_engines,),
     REQUESTS: (progress.watch_requests,),
-    SERIALIZATION: (progress.watch_saves,),
+    "torch.serialization": (progress.watch_saves,),
     HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())
