@@ -109,14 +109,18 @@ def test_a_process_that_sleeps_is_still(watch, worker):
 
 
 def test_without_files_for_it_nothing_is_looked_at(watch, monkeypatch):
-    def refuse(_ranks):
+    def refuse(_):
         raise OSError("too many open files")
 
-    monkeypatch.setattr(progress_watch, "SharedPages", refuse)
-    watch.begin([0])
+    monkeypatch.setattr("os.memfd_create", refuse)
+    assert watch.begin([0]) == {}
     watch.await_stillness([10.0])
     assert watch.due() == math.inf
+    assert watch.look({0: os.getpid()}) is None
     assert watch.look({0: os.getpid()}, at_once=True) is None
+    evidence = Evidence(watch)
+    assert list(evidence.ask({0: 1})) == []
+    assert evidence.found({0: 1}) == []
 
 
 def test_an_awaited_stillness_is_reported_when_it_begins(watch, worker, monkeypatch):
