@@ -131,7 +131,8 @@ class Restarts:
             if self.worker.stdin:
                 template.move(os.open(self.worker.stdin, os.O_RDONLY), 0)
             # Each thread has its own setting.
-            template.prctl(template.PR_SET_PDEATHSIG, signal.SIGKILL)
+            processes = template.processes
+            processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             for s in signal.valid_signals():
                 ignored = s in self.ignored and s not in PYTHONS_OWN

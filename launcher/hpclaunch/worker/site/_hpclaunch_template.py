@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     import random
     from typing import TypeAlias
 
+    from .. import processes
     from .. import template_messages as replies
     from ..fork_server_messages import Worker
     from ..json_lines import JsonLines
     from ..messages import decode, never
-    from ..processes import PR_SET_PDEATHSIG, append_to, children, prctl
     from ..template_messages import NO_TORCH, REQUESTS, Fork, Load, Renew
     from ._hpclaunch_errors import record_errors
     from ._hpclaunch_hooks import beside
@@ -74,10 +74,10 @@ else:
     _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     sys.modules[_package.__name__] = _package
     _has_future = "__future__" in sys.modules
+    from _hpclaunch_worker import processes
     from _hpclaunch_worker import template_messages as replies
     from _hpclaunch_worker.json_lines import JsonLines
     from _hpclaunch_worker.messages import decode, never
-    from _hpclaunch_worker.processes import PR_SET_PDEATHSIG, append_to, children, prctl
     from _hpclaunch_worker.template_messages import NO_TORCH, REQUESTS, Fork, Load, Renew
 
     if not _has_future:  # a script would see it
@@ -135,7 +135,7 @@ class Template:
         self.name = name()
         set_name(NAME)
         # A search for workers by their command line must not find this process.
-        self.command = command_line()
+        self.command = processes.read_proc("self/cmdline", processes.LARGE)
         set_command_line(NAME)
 
     def run(self) -> "NewWorker | None":
@@ -250,7 +250,7 @@ class Template:
             os.waitpid(pid, 0)
         if threads():
             raise UnfitError(f"{what} starts threads")
-        if children():
+        if processes.children():
             raise UnfitError(f"{what} starts processes")
         for fd, target in self.startup.descriptors().items():
             if fd not in self.mine and (target.startswith(SHARED) or is_written(fd, target)):
@@ -369,7 +369,7 @@ class Template:
         os.setsid()
         while os.getppid() == between:
             time.sleep(0.0002)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.server:
             os._exit(1)
         self.channel.close()
@@ -536,8 +536,7 @@ def fork() -> int:
 
 def name() -> bytes:
     """Return the name of this process, as ps and top show it."""
-    with open("/proc/self/comm", "rb") as f:
-        return f.read()[:-1]
+    return processes.read_proc("self/comm")[:-1]
 
 
 def set_name(new: bytes) -> None:
@@ -545,35 +544,17 @@ def set_name(new: bytes) -> None:
         f.write(new)
 
 
-def arguments() -> "tuple[int, int]":
-    """Return the begin and end of the command line in this process's memory, as in proc(5)."""
-    with open("/proc/self/stat", "rb") as f:
-        fields = f.read().rpartition(b")")[2].split()
-    return int(fields[45]), int(fields[46])
-
-
-def command_line() -> bytes:
-    with open("/proc/self/cmdline", "rb") as f:
-        return f.read()
-
-
 def set_command_line(new: bytes) -> None:
-    begin, end = arguments()
+    begin, end = map(int, processes.stat("self")[45:47])  # where it is in memory, as in proc(5)
     if begin:  # 0: this kernel hides the address
         ctypes.memmove(begin, new.ljust(end - begin, b"\0"), end - begin)
 
 
 def threads() -> "list[bytes]":
     """Return the names of the other threads, which a fork would lose, except HARMLESS ones."""
-    names = []
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            if int(thread) != os.getpid():
-                with open(f"/proc/self/task/{thread}/comm", "rb") as f:
-                    names.append(f.read()[:-1])
-        except OSError:
-            pass  # it has ended
-    return [name for name in names if name not in HARMLESS]
+    others = {*processes.threads_of(os.getpid())} - {str(os.getpid())}
+    lines = [processes.read_proc(f"self/task/{thread}/comm") for thread in others]
+    return [line[:-1] for line in lines if line and line[:-1] not in HARMLESS]
 
 
 def is_traced() -> bool:
@@ -609,7 +590,7 @@ def close(*fds: "int | None") -> None:
 
 def redirect(out: str, err: str) -> None:
     for stream, path in enumerate((out, err), start=1):
-        move(append_to(path), stream)
+        move(processes.append_to(path), stream)
 
 
 def move(fd: int, stream: int) -> None:
