@@ -443,7 +443,7 @@ def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds)
     assert max(report.spent) < 1e12
     json.dumps(Evidence(watch).found({0: process.pid}), allow_nan=False)
     workers = Workers(set)
-    workers.born(0, 1 << 30, [])
+    workers.started(0, 1 << 30, [])
     reports = []
     notices = StepNotices(watch, workers, reports.append)
     assert notices.offer(1, 5, 0) == Offered(1, accepted=True, busy=False, steps=[])

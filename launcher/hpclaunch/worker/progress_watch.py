@@ -115,7 +115,7 @@ class ProgressWatch:
         self.begin_anew()
         return {rank: its.place.variable() for rank, its in self.pages.items()}
 
-    def born(self, rank: int, pid: int) -> None:
+    def started(self, rank: int, pid: int) -> None:
         if rank in self._workers:
             self._workers[rank].page.numbers[layout.WORKER] = pid
 

@@ -29,21 +29,21 @@ from .template_messages import Begun, Failed, Fork, Forked, Ready, Unfit, Unsafe
 from .terminals import Streams
 from .worker_lease import WorkerLease
 
-BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
+FORK_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
 KILLED = 128 + signal.SIGKILL  # exit code
 NO_PROCESS = 126  # exit code of a worker for which the kernel grants no process
 
 
 class Callbacks(NamedTuple):
-    """The functions that Births calls."""
+    """The functions that Starting calls."""
 
     report: Callable[[messages.Event], None]
-    born: Callable[[Worker, int], None]  # a worker, its pid
-    ended: Callable[[int, int, int], None]  # pid of a worker that was born, code, signal
+    started: Callable[[Worker, int], None]  # a worker, its pid
+    ended: Callable[[int, int, int], None]  # pid of a worker that was started, code, signal
     reap: Callable[[], None]  # wait for processes that have ended
 
 
-class Births:
+class Starting:
     def __init__(
         self,
         spawner: Spawner,
@@ -126,11 +126,11 @@ class Births:
                     cpus=worker.cpus,
                 )
             except OSError as e:
-                self._not_born(worker.rank, str(e.strerror))
+                self._not_started(worker.rank, str(e.strerror))
             else:
-                self._on.born(worker, pid)
+                self._on.started(worker, pid)
 
-    def _not_born(self, rank: int, why: str, code: int = NO_PROCESS, signum: int = 0) -> None:
+    def _not_started(self, rank: int, why: str, code: int = NO_PROCESS, signum: int = 0) -> None:
         complain(self._streams[rank]["err"], f"cannot start the worker: {why}")
         if not signum:  # the kernel grants no further process
             self._on.report(messages.CannotStart(why))
@@ -161,8 +161,8 @@ class Births:
             self._request = None
 
     def hear_fork(self) -> None:
-        """Wait for workers that are being forked, for BIRTH_LIMIT at most."""
-        limit = time.monotonic() + BIRTH_LIMIT
+        """Wait for workers that are being forked, for FORK_LIMIT at most."""
+        limit = time.monotonic() + FORK_LIMIT
         while self.is_forking and time.monotonic() < limit:
             self.hear_template(wait=0.1)
             self._on.reap()
@@ -211,9 +211,9 @@ class Births:
         for worker in request.workers:
             if worker.rank in reply.pids:
                 pids.append(reply.pids[worker.rank])
-                self._on.born(worker, pids[-1])
+                self._on.started(worker, pids[-1])
             else:
-                self._not_born(worker.rank, reply.why, code, signum)
+                self._not_started(worker.rank, reply.why, code, signum)
         early, self._early = self._early, {}
         for pid in early.keys() & pids:
             self._on.ended(pid, *early[pid])
