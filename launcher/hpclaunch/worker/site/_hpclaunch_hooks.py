@@ -48,7 +48,7 @@ class Finder:
         self.awaited = set(PATCHES)
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        spec = find_behind(self, name, path, target) if name in self.awaited else None
+        spec = find_beyond(self, name, path, target) if name in self.awaited else None
         if spec is not None:
             self._attach(spec.loader, name)
         return spec
@@ -69,24 +69,24 @@ class Finder:
     def _seen(self, name: str) -> None:
         self.awaited.discard(name)
         if name == RENDEZVOUS:
-            self.awaited -= {name for name in RARE if not find_behind(self, name.partition(".")[0])}
+            self.awaited -= {name for name in RARE if not find_beyond(self, name.partition(".")[0])}
         if not self.awaited:
             remove_finder(self)
 
 
-def find_behind(own: object, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-    """Return what the finders on `sys.meta_path` find, except `own`."""
+def find_beyond(one: object, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+    """Return what the other finders on `sys.meta_path` find."""
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
-        spec = find_spec(name, path, target) if find_spec and finder is not own else None
+        spec = find_spec(name, path, target) if find_spec and finder is not one else None
         if spec is not None:
             return spec
     return None
 
 
-def remove_finder(own: object) -> None:
+def remove_finder(one: object) -> None:
     # A new list, since importing threads may be iterating over the old one.
-    sys.meta_path = [finder for finder in sys.meta_path if finder is not own]
+    sys.meta_path = [finder for finder in sys.meta_path if finder is not one]
 
 
 def in_round() -> bool:

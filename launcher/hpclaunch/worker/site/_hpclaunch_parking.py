@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # typing is not imported here
     from types import ModuleType
     from typing import Any
 
-    from ._hpclaunch_hooks import find_behind, remove_finder
+    from ._hpclaunch_hooks import find_beyond, remove_finder
     from ._hpclaunch_restart import Restarts
     from ._hpclaunch_startup import Startup
 else:
-    from _hpclaunch_hooks import find_behind, remove_finder  # loaded before
+    from _hpclaunch_hooks import find_beyond, remove_finder  # loaded before
 
 TORCH = ("torch", "functorch")
 
@@ -100,7 +100,7 @@ class Parking:
         """Return what the other finders find, with a loader that restores torch."""
         if not self.is_parked or name not in self.modules:
             return None
-        spec: ModuleSpec | None = find_behind(self, name, path, target)
+        spec: ModuleSpec | None = find_beyond(self, name, path, target)
         if spec is not None:
             spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
         return spec

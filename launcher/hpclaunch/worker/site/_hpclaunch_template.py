@@ -202,8 +202,8 @@ class Template:
         self.prepare_to_fork(often)
 
     def prepare_to_fork(self, often: int) -> None:
-        """Prepare what all workers need, so that no worker does it itself. `often` is the threshold
-        of the garbage collector."""
+        """Prepare what all workers need, so that no worker does it itself, and answer Ready.
+        `often` is the threshold of the garbage collector."""
         parking, torchs = self.startup.parking, self.effects
         self.changes = {
             name: value
