@@ -325,7 +325,7 @@ class ForkServer:
         if agent_died:
             kill_all({self.terminals.pid})
             self.board.post()
-        self.sweeping.leave(lambda: self.terminals.pid, self.terminals.close)
+        self.sweeping.leave(self.terminals)
 
 
 def leftover(pid: int) -> messages.Leftover:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from .notice_board import NoticeBoard
 from .processes import Wakeup, children, descendants, signal_all
+from .terminals import Terminals
 
 SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 
@@ -31,13 +32,12 @@ class Sweeping:
             signal_all(living, signal.SIGKILL)
             self._wait()
 
-    def leave(self, copier: Callable[[], int], let_copier_end: Callable[[], None]) -> None:
-        """Kill everything except the copier, and let that end by itself, if it does in time.
-        `copier` returns its pid, 0 without one."""
-        self.sweep(lambda: {copier()})
-        let_copier_end()
+    def leave(self, terminals: Terminals) -> None:
+        """Kill everything except the copier, and let that end by itself, if it does in time."""
+        self.sweep(lambda: {terminals.pid})
+        terminals.close()
         limit = time.monotonic() + SWEEP_LIMIT
-        while copier() and time.monotonic() < limit:
+        while terminals.pid and time.monotonic() < limit:
             self._wait()
         signal_all(children(), signal.SIGKILL)
         while self._board.is_posted:

@@ -182,37 +182,27 @@ def await_gloo(*_: object) -> None:
     the last reference to the group, it holds the GIL and waits for these threads for ever. With
     torch 2.13, about every fourth script that ends right after a collective hangs, with any
     launcher.
-
-    In older versions, at least 2.4 to 2.6, gloo's threads have the name of the thread that created
-    them.
     """
     import time
 
     limit = time.monotonic() + 1
-    while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
+    while in_round() and (states := states_of_gloo()):
         time.sleep(0.001)  # releases the GIL
         if b"R" not in states or time.monotonic() > limit:
             break
 
 
-def own_name() -> bytes:
-    """Return the name of the calling thread; b"" if this process has too many open files."""
-    try:
-        with open("/proc/thread-self/comm", "rb") as f:
-            return f.read().rstrip(b"\n")
-    except OSError:
-        return b""
-
-
-def states_of(wanted: bytes) -> "list[bytes]":
-    """Return the states, as in proc(5), of this process's other threads with this name."""
+def states_of_gloo() -> "list[bytes]":
+    """Return the states, as in proc(5), of gloo's threads. In older versions, at least 2.4 to 2.6,
+    these have the name of the thread that has created them, taken to be the calling one."""
     from _thread import get_native_id
 
+    own, own_name = str(get_native_id()), b""
+    states: dict[bytes, list[bytes]] = {}  # of the other threads, by their names
     try:
-        threads = set(os.listdir("/proc/self/task")) - {str(get_native_id())}
+        threads = os.listdir("/proc/self/task")
     except OSError:
         return []  # this process has too many open files
-    states = []
     for thread in threads:
         try:
             with open(f"/proc/self/task/{thread}/stat", "rb") as f:
@@ -220,9 +210,11 @@ def states_of(wanted: bytes) -> "list[bytes]":
         except OSError:
             continue  # the thread has ended meanwhile
         name, _, rest = rest.rpartition(b") ")
-        if name == wanted:
-            states.append(rest[:1])
-    return states
+        if thread == own:
+            own_name = name
+        else:
+            states.setdefault(name, []).append(rest[:1])
+    return states.get(b"pt_gloo_runloop") or states.get(own_name, [])
 
 
 def own_horovod(basics: "Any") -> None:
