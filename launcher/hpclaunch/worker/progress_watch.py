@@ -56,8 +56,8 @@ class Written(NamedTuple):
 class Watched:
     """One worker of the round, as it was at the last look."""
 
-    def __init__(self, its: WorkerPage) -> None:
-        self.page = its
+    def __init__(self, page: WorkerPage) -> None:
+        self.page = page
         self.written: Written | None = None
         self.work: Works | None = None
         self.bytes = 0  # written by all of its processes, without answers to us
@@ -68,9 +68,9 @@ class Watched:
         self.spent: list[float] | None = None  # what it has spent its time on, once it has ended
 
     def read(self) -> Written:
-        its = self.page
-        steps, number = its.number(layout.STEP), its.number(layout.NUMBER)
-        return Written(steps, its.seconds(layout.TIME), its.phase, number)
+        page = self.page
+        steps, number = page.number(layout.STEP), page.number(layout.NUMBER)
+        return Written(steps, page.seconds(layout.TIME), page.phase, number)
 
     @property
     def phase(self) -> int:
@@ -108,12 +108,12 @@ class ProgressWatch:
             self._shared = SharedPages([*ranks])
         except OSError:  # too many open files: continue without a watch
             return {}
-        self._workers = {rank: Watched(its) for rank, its in self._shared.by_rank.items()}
+        self._workers = {rank: Watched(page) for rank, page in self._shared.by_rank.items()}
         self._reported = None
         self._gap = self._save = 0.0
         self._awaited = ()
         self.begin_anew()
-        return {rank: its.place.variable() for rank, its in self.pages.items()}
+        return {rank: page.place.variable() for rank, page in self.pages.items()}
 
     def started(self, rank: int, pid: int) -> None:
         if rank in self._workers:
@@ -330,11 +330,11 @@ class ProgressWatch:
         waits for the GPU at every look may still make progress."""
         before, now = self._allocated, {}
         for rank in ranks:
-            its = self._workers[rank].page
+            page = self._workers[rank].page
             if before is None:
-                its.numbers[layout.ALLOCATED] = 0  # discards an earlier answer
-            now[rank] = its.number(layout.ALLOCATED)
-            its.request(layout.ALLOCATIONS)
+                page.numbers[layout.ALLOCATED] = 0  # discards an earlier answer
+            now[rank] = page.number(layout.ALLOCATED)
+            page.request(layout.ALLOCATIONS)
         known, self._allocated = before or {}, now
         return any(allocated > known.get(rank, 0) > 0 for rank, allocated in now.items())
 
@@ -358,15 +358,15 @@ class ProgressWatch:
         """Ask workers when they began their last collectives: `arrivals_of` returns it. The caller
         calls `disregard` once they have answered."""
         self.disregard()
-        for its in self.pages.values():
-            its.empty(stacks=False)
+        for page in self.pages.values():
+            page.empty(stacks=False)
         for rank in pids:
             if rank in self._workers:
                 self._workers[rank].page.request(layout.ARRIVALS)
 
     def arrivals_of(self, rank: int) -> Arrivals:
-        its = self.pages.get(rank)
-        found = (its and its.answer("arrivals")) or {"arrivals": {}}
+        page = self.pages.get(rank)
+        found = (page and page.answer("arrivals")) or {"arrivals": {}}
         blind = bool(found.get("blind"))
         return {"arrivals": found["arrivals"], "steps": found.get("steps", {}), "blind": blind}
 
