@@ -72,14 +72,10 @@ class Message:
 
         def __init__(self, *values, **more):
             names = self.__match_args__
-            if len(values) > len(names):
-                raise TypeError(f"{type(self).__name__} has {len(names)} fields, not {len(values)}")
             given = dict(zip(names, values, strict=False))
-            for name in more.keys() & given.keys():
-                raise TypeError(f"{type(self).__name__}.{name} is given twice")
+            if len(values) > len(names) or more.keys() & given.keys() or more.keys() - {*names}:
+                raise TypeError(f"{type(self).__name__} has these fields once: {', '.join(names)}")
             given |= more
-            for name in given.keys() - set(names):
-                raise TypeError(f"{type(self).__name__} has no field {name!r}")
             for name in names:
                 if name not in given and not hasattr(type(self), name):
                     raise TypeError(f"{type(self).__name__}.{name} is missing")
