@@ -132,7 +132,7 @@ class Template:
         # The words of the command line up to the script, which all workers have in common
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         self.mine = startup.open
-        self.name = name()
+        self.name = process_name()
         set_name(NAME)
         # A search for workers by their command line must not find this process.
         self.command = processes.read_proc("self/cmdline", processes.LARGE)
@@ -167,7 +167,7 @@ class Template:
 
     def take_name(self) -> None:
         """Record a process name that an import has set, for the workers: older torches set one."""
-        if (given := name()) != NAME:
+        if (given := process_name()) != NAME:
             self.name = given
             set_name(NAME)
 
@@ -534,7 +534,7 @@ def fork() -> int:
         return os.fork()
 
 
-def name() -> bytes:
+def process_name() -> bytes:
     """Return the name of this process, as ps and top show it."""
     return processes.read_proc("self/comm")[:-1]
 
