@@ -25,7 +25,7 @@ MACHINE = os.uname().machine
 STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
 CPU_TIMES = slice(11, 13)
 # Bytes of a file of /proc: of most files, and of the arguments and the environment of a process
-SMALL, LARGE = 1 << 16, 1 << 23
+SMALL, LARGE = 1 << 16, 1 << 21
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SPARED = (  # signals that Slurm or a terminal sends to every process; only the agent acts on them
