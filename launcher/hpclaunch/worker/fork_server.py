@@ -64,7 +64,7 @@ from .processes import (
 from .starting import Callbacks, Starting
 from .step_notices import StepNotices
 from .store import Store
-from .sweeping import Sweeping, kill_all
+from .sweeping import SWEEP_LIMIT, kill_all, sweep
 from .template_client import TemplateClient
 from .terminals import Terminals
 from .worker_lease import WorkerLease
@@ -105,7 +105,6 @@ class ForkServer:
         signal.pthread_sigmask(signal.SIG_SETMASK, spared)
         os.setpgid(0, 0)
         self.wakeup = Wakeup()
-        self.sweeping = Sweeping(self.board, self.wakeup, self.reap)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
         self.descriptors = self.registered()
@@ -206,7 +205,7 @@ class ForkServer:
                 self.stop.kill()
             case messages.SignalLeft(signum):
                 if signum == signal.SIGKILL:
-                    self.sweeping.sweep(self.companions.pids)
+                    sweep(self.companions.pids, self.wait)
                 else:
                     signal_all(self.workers.descendants(), signum)
             case messages.PostOnDeath(port, notice, secret, release):
@@ -275,7 +274,7 @@ class ForkServer:
     def kill_round(self) -> None:
         self.lease.release()
         self.starting.finish()
-        self.sweeping.sweep(self.companions.pids)
+        sweep(self.companions.pids, self.wait)
 
     def settle(self) -> None:
         """End the round once its workers and all their leftovers have ended."""
@@ -318,14 +317,29 @@ class ForkServer:
             else:
                 self.starting.ended(pid, *exit_code(status))
 
+    def wait(self) -> None:
+        """Wait for a moment, then reap the children that have ended. The notice board answers
+        questions meanwhile."""
+        self.board.serve(0.05, self.wakeup)
+        self.wakeup.drain()
+        self.reap()
+
     def leave(self, *, agent_died: bool) -> None:
-        """End everything, since the agent is gone, or this process has failed."""
+        """End everything, since the agent is gone, or this process has failed. The copier may end
+        by itself, if it does in time."""
         self.starting.drop()
         self.template.end()
         if agent_died:
             kill_all({self.terminals.pid})
             self.board.post()
-        self.sweeping.leave(self.terminals)
+        sweep(lambda: {self.terminals.pid}, self.wait)
+        self.terminals.close()
+        limit = time.monotonic() + SWEEP_LIMIT
+        while self.terminals.pid and time.monotonic() < limit:
+            self.wait()
+        signal_all(children(), signal.SIGKILL)
+        while self.board.is_posted:
+            self.board.serve(0.5)
 
 
 def leftover(pid: int) -> messages.Leftover:
