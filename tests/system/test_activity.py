@@ -343,10 +343,10 @@ def test_ranks_that_wait_for_each_other_are_ended(client, tmp_path):
 def test_a_network_that_cannot_be_seen(monkeypatch):
     """In a sandbox without sock_diag, any process with a socket may be sending."""
 
-    def refuse(_inodes):
+    def refuse(_request):
         raise PermissionError
 
-    monkeypatch.setattr(connections, "_dump", refuse)
+    monkeypatch.setattr(connections.sock_diag, "dump", refuse)
     left, right = socket.socketpair()
     with left, right:
         assert _seems_idle(())

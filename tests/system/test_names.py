@@ -64,10 +64,10 @@ def test_what_the_processes_of_a_session_have_done(strangers):
     mine = os.getsid(0)
     # What other tests have left running, as daemons of their own sessions, is nobody's work.
     others = {pid for pid in processes.children() if os.getsid(pid) != mine}
-    work = activity._work([mine, 1 << 30], others)
-    assert {os.getpid(), *strangers.values()} <= work[mine].keys()
-    assert work[mine][os.getpid()].bytes > 0
-    assert work[1 << 30] == {}
+    usage = activity._usage([mine, 1 << 30], others)
+    assert {os.getpid(), *strangers.values()} <= usage[mine].keys()
+    assert usage[mine][os.getpid()].bytes > 0
+    assert usage[1 << 30] == {}
 
 
 def test_what_a_process_catches(strangers):
@@ -84,7 +84,7 @@ def test_users_of_mps(strangers, tmp_path):
 
 
 def test_clients_of_mps(strangers):
-    assert set(strangers.values()) <= {pid for pid, _ in mps_keeper.everyone()}
+    assert set(strangers.values()) <= {*processes.all_pids()}
     assert not any(map(mps_keeper.has_cuda_context, strangers.values()))
 
 

@@ -1,7 +1,6 @@
 """The progress that real workers write to shared memory, below a stand-in for the fork server."""
 
 import importlib.util
-import math
 import os
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 from progress_server import HOOKS, LIMIT, python
 
-from hpclaunch.worker.evidence import Evidence
-from hpclaunch.worker.progress_watch import ProgressWatch
 from hpclaunch.worker.site import _hpclaunch_layout as layout
 from surroundings import LIGHT_TORCH, environment, free_port
 
@@ -430,21 +427,6 @@ def test_frameworks_make_as_many_steps_as_they_say(server, tmp_path, module, tex
         steps = int(out.rpartition("steps")[2])
         assert steps > 3
         assert server.progress(rank)[0] == steps
-
-
-def test_a_fork_server_without_descriptors_continues(monkeypatch):
-    def memfd_create(_):
-        raise OSError("too many open files")
-
-    monkeypatch.setattr("os.memfd_create", memfd_create)
-    watch = ProgressWatch()
-    assert watch.begin([0]) == {}
-    assert watch.due() == math.inf
-    assert watch.look({0: 1}) is None
-    evidence = Evidence(watch)
-    assert list(evidence.ask({0: 1})) == []
-    assert evidence.found({0: 1}) == []
-    watch.end()
 
 
 def test_another_process_with_the_fork_servers_pid(server, tmp_path):

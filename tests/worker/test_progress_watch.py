@@ -109,14 +109,18 @@ def test_a_process_that_sleeps_is_still(watch, worker):
 
 
 def test_without_files_for_it_nothing_is_looked_at(watch, monkeypatch):
-    def refuse(_ranks):
+    def refuse(_):
         raise OSError("too many open files")
 
-    monkeypatch.setattr(progress_watch, "SharedPages", refuse)
-    watch.begin([0])
+    monkeypatch.setattr("os.memfd_create", refuse)
+    assert watch.begin([0]) == {}
     watch.await_stillness([10.0])
     assert watch.due() == math.inf
+    assert watch.look({0: os.getpid()}) is None
     assert watch.look({0: os.getpid()}, at_once=True) is None
+    evidence = Evidence(watch)
+    assert list(evidence.ask({0: 1})) == []
+    assert evidence.found({0: 1}) == []
 
 
 def test_an_awaited_stillness_is_reported_when_it_begins(watch, worker, monkeypatch):
@@ -439,7 +443,7 @@ def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds)
     assert max(report.spent) < 1e12
     json.dumps(Evidence(watch).found({0: process.pid}), allow_nan=False)
     workers = Workers(set)
-    workers.born(0, 1 << 30, [])
+    workers.started(0, 1 << 30, [])
     reports = []
     notices = StepNotices(watch, workers, reports.append)
     assert notices.offer(1, 5, 0) == Offered(1, accepted=True, busy=False, steps=[])

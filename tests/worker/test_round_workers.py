@@ -21,7 +21,7 @@ def workers(monkeypatch):
     monkeypatch.setattr(os, "killpg", refuse)
     monkeypatch.setattr("hpclaunch.worker.workers.catches", lambda *_: True)
     workers = Workers(set)
-    workers.born(0, PID, ["su"])
+    workers.started(0, PID, ["su"])
     return workers
 
 

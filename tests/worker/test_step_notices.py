@@ -108,8 +108,8 @@ class Group:
         for rank, text in enumerate(texts):
             setup = "".join(f"signal.signal({s}, heard)\n" for s in handled)
             process = forks.start(BEGIN + setup + text, env=variables[rank] if progress else {})
-            self.watch.born(rank, process.pid)
-            self.living.born(rank, process.pid, [])
+            self.watch.started(rank, process.pid)
+            self.living.started(rank, process.pid, [])
             self.workers.append(process)
 
     @property

@@ -24,7 +24,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from .connections import Connection, sockets_of, tcp_connections
-from .processes import MACHINE, PARENT, SESSION, STATE, TICKS, all_pids, io_of, stat
+from .processes import MACHINE, PARENT, SESSION, STATE, TICKS, all_pids, io_of, read_proc, stat
 
 CPU = 0.05  # seconds; gloo wakes a hundred times a second, which takes a quarter of this in 5 s
 BYTES = 1 << 16
@@ -50,15 +50,15 @@ READING = {"x86_64": {0, 19}, "aarch64": {63, 65}}.get(MACHINE, set())
 WITHOUT_DISK = (b"pipe:[", b"socket:[", b"anon_inode:", b"/dev/pts/", b"/dev/tty", b"/dev/null")
 
 
-class Work(NamedTuple):
-    """The work of a process so far."""
+class Usage(NamedTuple):
+    """The use of resources by a process so far."""
 
     cpu: float  # seconds
     bytes: int
     faults: int
 
 
-Works: TypeAlias = dict[int, Work | None]  # by pid; None: it may not be seen
+Usages: TypeAlias = dict[int, Usage | None]  # by pid; None: it may not be seen
 Stats: TypeAlias = Mapping[int, list[bytes]]  # the fields of /proc/PID/stat
 
 
@@ -67,19 +67,19 @@ class Activity:
 
     def __init__(self) -> None:
         self._stopped = 0.0  # when they were asked to stop
-        self._work: dict[int, Works] = {}  # by worker
+        self._usage: dict[int, Usages] = {}  # by worker
         self._connections: dict[int, Connection] | None = {}
 
     def begin(self, workers: Iterable[int], others: Container[int]) -> None:
         """Begin when the workers are asked to stop. `others` are the fork server's own children."""
         self._stopped = time.monotonic()
-        self._work = _work(workers, others)
+        self._usage = _usage(workers, others)
         self._connections = tcp_connections()
 
     def idle(self, workers: Iterable[int], others: Container[int]) -> list[int]:
         """Return the workers that have done nothing since `begin` or the last call."""
-        work, before = _work(workers, others), self._work
-        candidates = [w for w in workers if _rested(before.get(w, {}), work[w])]
+        usage, before = _usage(workers, others), self._usage
+        candidates = [w for w in workers if _rested(before.get(w, {}), usage[w])]
         connections = tcp_connections()
         waited = 1000 * (time.monotonic() - self._stopped)
         found = []
@@ -87,12 +87,12 @@ class Activity:
             try:
                 if all(
                     _sleeps(pid) and self._no_traffic(pid, connections, waited)
-                    for pid in work[worker]
+                    for pid in usage[worker]
                 ):
                     found.append(worker)
             except (OSError, ValueError, IndexError):
                 pass  # a process or thread of it has just ended, or may not be read
-        self._work, self._connections = work, connections
+        self._usage, self._connections = usage, connections
         return found
 
     def _no_traffic(
@@ -116,60 +116,56 @@ class Activity:
         return moved < BYTES
 
 
-def _rested(before: Works, now: Works) -> bool:
+def _rested(before: Usages, now: Usages) -> bool:
     if before.keys() != now.keys() or not now:
         return False
-    for pid, work in now.items():
+    for pid, usage in now.items():
         then = before[pid]
-        if work is None or then is None:
+        if usage is None or then is None:
             return False
         least = (CPU, BYTES, FAULTS)
-        if any(b - a >= limit for a, b, limit in zip(then, work, least, strict=True)):
+        if any(b - a >= limit for a, b, limit in zip(then, usage, least, strict=True)):
             return False
     return True
 
 
-def _work(workers: Iterable[int], others: Container[int]) -> dict[int, Works]:
-    """Return {worker: {pid: Work, None if it may not be read}} of the processes of each worker.
+def _usage(workers: Iterable[int], others: Container[int]) -> dict[int, Usages]:
+    """Return {worker: {pid: Usage, None if it may not be read}} of the processes of each worker.
 
     These are the processes of its session, their descendants, and every process that has lost its
     parent, because that may belong to any worker.
     """
-    found: dict[int, Works] = {worker: {} for worker in workers}
+    found: dict[int, Usages] = {worker: {} for worker in workers}
     stats = {pid: stat(pid) for pid in all_pids()} if found else {}
-    me = os.getpid()
     for pid, fields in stats.items():
         if not fields or (fields[STATE] == b"Z" and int(fields[THREADS]) == 1):
             continue  # it has ended
-        owners = _owners(pid, stats, found.keys(), me, others)
-        work = _work_of(pid, fields) if owners else None
+        owners = _owners(pid, stats, found.keys(), others)
+        usage = _usage_of(pid, fields) if owners else None
         for worker in owners:
-            found[worker][pid] = work
+            found[worker][pid] = usage
     return found
 
 
-def _owners(
-    pid: int, stats: Stats, workers: Collection[int], me: int, others: Container[int]
-) -> list[int]:
+def _owners(pid: int, stats: Stats, workers: Collection[int], others: Container[int]) -> list[int]:
     while stats.get(pid):
         session, parent = int(stats[pid][SESSION]), int(stats[pid][PARENT])
         if session in workers:
             return [session]
-        if parent == me:
+        if parent == os.getpid():
             return [] if pid in others else list(workers)
         pid = parent
     return []
 
 
-def _work_of(pid: int, fields: list[bytes]) -> Work | None:
-    try:
-        counts = io_of(pid)
-    except OSError:
+def _usage_of(pid: int, fields: list[bytes]) -> Usage | None:
+    counts = io_of(pid)
+    if not counts:
         return None
     names = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
     cpu = sum(map(int, fields[CPU_TIMES])) / TICKS
     moved = sum(counts[name] for name in names)
-    return Work(cpu, moved, sum(map(int, fields[PAGE_FAULTS])))
+    return Usage(cpu, moved, sum(map(int, fields[PAGE_FAULTS])))
 
 
 def _sleeps(pid: int) -> bool:
@@ -183,8 +179,7 @@ def _waits(pid: int, thread: str) -> bool:
         state = stat(f"{pid}/task/{thread}")[STATE]
         if state in (b"Z", b"X"):
             return True
-        with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as f:
-            call, *arguments = f.read().split()
+        call, *arguments = read_proc(f"{pid}/task/{thread}/syscall").split()
         if state == b"R" or call == b"running":
             time.sleep(0.01)
             continue

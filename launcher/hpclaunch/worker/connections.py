@@ -54,17 +54,14 @@ AGES, DELAY, AMOUNTS = map(struct.Struct, ("=44xIIII", "=68xI", "=120xQQ"))
 def tcp_connections(inodes: Collection[int] | None = None) -> dict[int, Connection] | None:
     """Return {inode: Connection}, by default of all inodes; None where the kernel does not list
     them."""
-    try:
-        return _dump(inodes)
-    except OSError:
-        return None
-
-
-def _dump(inodes: Collection[int] | None) -> dict[int, Connection]:
     found = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         request = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), CONNECTED)
-        for message in sock_diag.dump(request):
+        try:
+            messages = [*sock_diag.dump(request)]
+        except OSError:
+            return None
+        for message in messages:
             *_, own, other, _, _, unacknowledged, _, inode = MESSAGE.unpack_from(message)
             if inodes is not None and inode not in inodes:
                 continue

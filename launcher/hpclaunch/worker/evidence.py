@@ -39,8 +39,8 @@ class Evidence:
         pages = self._progress.pages
         if not pages:
             return
-        for its in pages.values():
-            its.empty(stacks=True)
+        for page in pages.values():
+            page.empty(stacks=True)
         self._progress.disregard()
         began, used = time.monotonic(), {rank: wanted(work_of(pid)) for rank, pid in pids.items()}
         asking = [self._ask(pid, pages[rank], self._stacks[rank]) for rank, pid in pids.items()]
@@ -53,19 +53,19 @@ class Evidence:
             self._busy[rank] = wanted(work_of(pid)) - used[rank] >= SPUN * elapsed
             self._progress.moved(last_begun(pages[rank].answer("entries")))
 
-    def _ask(self, pid: int, its: WorkerPage, stacks: dict[int, str]) -> Iterator[None]:
+    def _ask(self, pid: int, page: WorkerPage, stacks: dict[int, str]) -> Iterator[None]:
         """Ask the processes of a worker one after the other, since they write to the same file,
         and ANSWERER first. Yield None while waiting."""
-        own, file = its.number(layout.ANSWERER), its.place.stacks
+        own, file = page.number(layout.ANSWERER), page.place.stacks
         for process in sorted(tree(pid), key=lambda each: each != own) if own else ():
-            asked = Questioned(process, its.number(layout.RESPONDER) if process == own else 0)
+            asked = Questioned(process, page.number(layout.RESPONDER) if process == own else 0)
             able = asked.responder or prints(process, f"/proc/self/fd/{file}")
             if able and not is_stopped(process):
-                request = functools.partial(its.request, layout.ENTRIES)
+                request = functools.partial(page.request, layout.ENTRIES)
                 trying = TRYING if process == own else FORKED
                 stacks[process] = yield from ask(asked, file, request, trying)
             until = time.monotonic() + LONGEST
-            while asked.has_responded and its.answer("entries") is None:
+            while asked.has_responded and page.answer("entries") is None:
                 if time.monotonic() >= until:
                     break
                 yield
@@ -75,17 +75,17 @@ class Evidence:
         pages = self._progress.pages
         return [self._of_rank(rank, pid, pages[rank]) for rank, pid in pids.items() if pages]
 
-    def _of_rank(self, rank: int, pid: int, its: WorkerPage) -> RankEvidence:
+    def _of_rank(self, rank: int, pid: int, page: WorkerPage) -> RankEvidence:
         stacks = {**self._stacks.get(rank, {})}
         return {
             "rank": rank,
             "pid": pid,
-            "step": its.number(layout.NUMBER) or its.number(layout.STEP),
-            "phase": PHASES[its.phase],
+            "step": page.number(layout.NUMBER) or page.number(layout.STEP),
+            "phase": PHASES[page.phase],
             "busy": self._busy.get(rank, False),
-            "stacks": stacks.pop(its.number(layout.ANSWERER), ""),
+            "stacks": stacks.pop(page.number(layout.ANSWERER), ""),
             "forked": [each for each in stacks.items() if each[1]],
-            "records": its.answer("entries"),
+            "records": page.answer("entries"),
             "processes": [described(process) for process in tree(pid)],
         }
 

@@ -19,7 +19,7 @@ work; this file puts them together:
 
 - `companions.py`: the processes that are no workers, and continue if somebody stops them
 - `workers.py`: which workers live, and their descendants
-- `births.py`: how workers and the store process are started
+- `starting.py`: how workers and the store process are started
 - `worker_watch.py`: what is found out about the workers
 - `step_notices.py`: the notices that they take
 - `worker_stop.py`: how they are stopped
@@ -38,7 +38,6 @@ import signal
 import time
 
 from . import fork_server_messages as messages
-from .births import Births, Callbacks, NewWorkers
 from .companions import Companions
 from .descriptors import Descriptors
 from .json_lines import AgentChannel, AgentGoneError
@@ -62,9 +61,10 @@ from .processes import (
     to_group,
     variable,
 )
+from .starting import Callbacks, Starting
 from .step_notices import StepNotices
 from .store import Store
-from .sweeping import Sweeping, kill_all
+from .sweeping import SWEEP_LIMIT, kill_all, sweep
 from .template_client import TemplateClient
 from .terminals import Terminals
 from .worker_lease import WorkerLease
@@ -90,8 +90,8 @@ class ForkServer:
         self.companions = Companions(self.template, self.store, self.terminals, self.report)
         self.workers = Workers(self.companions.pids)
         self.lease = WorkerLease(self.workers)
-        calls = Callbacks(self.report, self.on_birth, self.on_end, self.reap)
-        self.births = Births(spawner, self.template, self.store, self.lease, calls)
+        calls = Callbacks(self.report, self.on_started, self.on_end, self.reap)
+        self.starting = Starting(spawner, self.template, self.store, self.lease, calls)
         self.watch = WorkerWatch(self.workers, self.report, lambda: self.is_paused)
         self.notices = StepNotices(self.watch.progress, self.workers, self.report)
         self.stop = WorkerStop(self.workers, handlers)
@@ -105,19 +105,18 @@ class ForkServer:
         signal.pthread_sigmask(signal.SIG_SETMASK, spared)
         os.setpgid(0, 0)
         self.wakeup = Wakeup()
-        self.sweeping = Sweeping(self.board, self.wakeup, self.reap)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
         self.descriptors = self.registered()
 
     def registered(self) -> Descriptors:
-        found, births = Descriptors(), self.births
+        found, starting = Descriptors(), self.starting
         found.add(self.terminals, self.events.hear_terminals)
-        found.add(self.template, births.hear_template)
-        found.add_some(births.stores_to_watch, lambda _: births.on_store_wanted())
-        found.add(births.restarts, births.hear_restarts)
-        found.add_some(lambda: births.lessons.pipes, births.hear_lesson)
-        found.add_some(self.template.successors, lambda _: births.hear_successor())
+        found.add(self.template, starting.hear_template)
+        found.add_some(starting.stores_to_watch, lambda _: starting.on_store_wanted())
+        found.add(starting.restarts, starting.hear_restarts)
+        found.add_some(lambda: starting.lessons.pipes, starting.hear_lesson)
+        found.add_some(self.template.successors, lambda _: starting.hear_successor())
         found.add(self.wakeup, self.on_wakeup)
         found.add(self.channel, self.hear_agent)
         return found
@@ -131,7 +130,7 @@ class ForkServer:
             elif self.workers.is_running and self.lease.is_due:
                 self.on_lease_over()
             self.descriptors.handle(ready)
-            self.births.attend_to_successor()
+            self.starting.attend_to_successor()
             if time.monotonic() >= self.companions.due():
                 self.companions.look()
             self.notices.look()
@@ -141,7 +140,7 @@ class ForkServer:
     def due(self) -> float:
         """Return until when to wait for descriptors."""
         lease = self.lease.due() if self.workers.is_running else math.inf
-        others = (self.watch, self.companions, self.births, self.events)
+        others = (self.watch, self.companions, self.starting, self.events)
         return min(lease, *(each.due() for each in others))
 
     @property
@@ -163,7 +162,7 @@ class ForkServer:
             case messages.Prepare(argv, env, modules, own, now, steps):
                 self.template.prepare(argv, os.environ | env, modules, own, steps)
                 if now:
-                    self.births.start_template()
+                    self.starting.start_template()
             case messages.Listen(loopback):
                 try:
                     self.report(messages.Listening(self.store.listen(loopback)))
@@ -180,7 +179,7 @@ class ForkServer:
                 self.watch.progress.await_stillness(seconds)
             case messages.Query(kind, number) if runs:
                 self.watch.ask(kind, number)
-            case messages.Offer(number, step, signum) if runs and self.births.is_done:
+            case messages.Offer(number, step, signum) if runs and self.starting.is_done:
                 self.report(self.notices.offer(number, step, signum))
             case messages.Withdraw():
                 self.notices.withdraw()
@@ -196,17 +195,17 @@ class ForkServer:
             case messages.Keep(until):
                 if self.lease.keep(until):
                     self.watch.progress.begin_anew()
-                    self.births.proceed()
+                    self.starting.proceed()
             case messages.Stop(signum):
                 self.on_stop(signum)
             case messages.KillIdle():
                 self.stop.kill_idle()
             case messages.Kill():
-                self.births.finish()
+                self.starting.finish()
                 self.stop.kill()
             case messages.SignalLeft(signum):
                 if signum == signal.SIGKILL:
-                    self.sweeping.sweep(self.companions.pids)
+                    sweep(self.companions.pids, self.wait)
                 else:
                     signal_all(self.workers.descendants(), signum)
             case messages.PostOnDeath(port, notice, secret, release):
@@ -236,15 +235,15 @@ class ForkServer:
         if self.lease.is_over:  # the request to start may be an old one
             self.on_lease_over()
         env = os.environ | start.env
-        self.births.start(NewWorkers(workers, streams, env, start.warm, start.learn))
+        self.starting.start(start.replaced(workers=workers, env=env), streams)
         for query in self.early.values():
             self.watch.ask(query.kind, query.number)
         self.early.clear()
 
-    def on_birth(self, worker: messages.Worker, pid: int) -> None:
+    def on_started(self, worker: messages.Worker, pid: int) -> None:
         take_pending(self.spared)  # signals from before the worker began
-        self.workers.born(worker.rank, pid, worker.argv)
-        self.watch.progress.born(worker.rank, pid)
+        self.workers.started(worker.rank, pid, worker.argv)
+        self.watch.progress.started(worker.rank, pid)
         self.report(messages.Started(worker.rank, pid))
 
     def on_end(self, pid: int, code: int, signum: int) -> None:
@@ -261,26 +260,25 @@ class ForkServer:
             self.report(messages.LeaseOver())
             self.kill_round()
         else:
-            self.births.finish()
+            self.starting.finish()
             self.stop.signal(signum)
 
     def on_lease_over(self) -> None:
-        self.lease.end()
         self.report(messages.LeaseOver())
-        self.births.hear_fork()
-        if self.stop.is_asked_for or self.births.is_forking:
+        self.starting.hear_fork()
+        if self.stop.is_asked_for or self.starting.is_forking:
             self.kill_round()
         else:
             self.lease.hold()
 
     def kill_round(self) -> None:
         self.lease.release()
-        self.births.finish()
-        self.sweeping.sweep(self.companions.pids)
+        self.starting.finish()
+        sweep(self.companions.pids, self.wait)
 
     def settle(self) -> None:
         """End the round once its workers and all their leftovers have ended."""
-        if not self.workers.is_running or self.workers.living or not self.births.is_done:
+        if not self.workers.is_running or self.workers.living or not self.starting.is_done:
             return
         self.notices.report_end()
         pids = set(children()) - self.companions.pids()
@@ -317,16 +315,31 @@ class ForkServer:
             elif pid == self.terminals.pid:
                 self.terminals.ended()
             else:
-                self.births.ended(pid, *exit_code(status))
+                self.starting.ended(pid, *exit_code(status))
+
+    def wait(self) -> None:
+        """Wait for a moment, then reap the children that have ended. The notice board answers
+        questions meanwhile."""
+        self.board.serve(0.05, self.wakeup)
+        self.wakeup.drain()
+        self.reap()
 
     def leave(self, *, agent_died: bool) -> None:
-        """End everything, since the agent is gone, or this process has failed."""
-        self.births.drop()
+        """End everything, since the agent is gone, or this process has failed. The copier may end
+        by itself, if it does in time."""
+        self.starting.drop()
         self.template.end()
         if agent_died:
             kill_all({self.terminals.pid})
             self.board.post()
-        self.sweeping.leave(lambda: self.terminals.pid, self.terminals.close)
+        sweep(lambda: {self.terminals.pid}, self.wait)
+        self.terminals.close()
+        limit = time.monotonic() + SWEEP_LIMIT
+        while self.terminals.pid and time.monotonic() < limit:
+            self.wait()
+        signal_all(children(), signal.SIGKILL)
+        while self.board.is_posted:
+            self.board.serve(0.5)
 
 
 def leftover(pid: int) -> messages.Leftover:

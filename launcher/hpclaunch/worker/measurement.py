@@ -52,6 +52,7 @@ from hpclaunch.core.health.measurement_rules import (  # noqa: E402
     report,
     schedule,
 )
+from hpclaunch.worker.messages import made  # noqa: E402
 
 START_LIMIT = 600.0  # seconds until all ranks have imported torch, which a file system may delay
 LIMIT = 90.0  # seconds for what a rank does on its own, and for what the pairs do
@@ -308,24 +309,6 @@ def conclude(
     os.replace(draft, path)
 
 
-def measured_of(known: Mapping[str, Any], posted: dict[str, Any] | None) -> RankMeasurement:
-    """Return the measurement of a rank that has posted it. Otherwise (None) it is silent."""
-    if posted is None:
-        return RankMeasurement(**known, fault=SILENT)
-    speeds = {name: Speed(**posted[name]) for name in ("compute", "memory") if posted[name]}
-    return RankMeasurement(**{**posted, **speeds, "fault": fault_of(posted)})
-
-
-def fault_of(posted: Mapping[str, Any]) -> Fault | None:
-    fault = posted["fault"]
-    return fault and Fault(FaultKind(fault["kind"]), fault["text"])
-
-
-def link_of(posted: Mapping[str, Any]) -> Link:
-    speed = posted["speed"] and Speed(**posted["speed"])
-    return Link(tuple(posted["ends"]), speed, fault_of(posted))
-
-
 def main() -> None:
     channel, facts = StoreChannel(), identity()
     first = channel.rank == 0
@@ -340,7 +323,9 @@ def main() -> None:
     channel.post(f"measured/{channel.rank}", asdict(mine))
     if first:
         measured = [
-            measured_of(here[rank] or {"rank": rank, **unknown}, posted)
+            RankMeasurement(**(here[rank] or {"rank": rank, **unknown}), fault=SILENT)
+            if posted is None
+            else made(RankMeasurement, posted)
             for rank, posted in channel.read_of_all("measured", here).items()
         ]
         channel.post("plan", plan_of(measured))
@@ -355,7 +340,7 @@ def main() -> None:
         return
     channel.end = max(channel.end, time.monotonic() + LINK_LIMIT)  # for the others' last pair
     posted = channel.read_of_all("links", map(int, plan["partners"]))
-    links = [link_of(link) for its in posted.values() for link in its or ()]
+    links = [made(Link, link) for its in posted.values() for link in its or ()]
     measured = [
         m if posted.get(m.rank, ()) is not None else replace(m, fault=SILENT) for m in measured
     ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from .processes import read_proc
+
 CGROUP = re.compile(rb"^(\d+):([^:]*):(/.*)$", re.MULTILINE)
 COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -18,30 +20,28 @@ def file_of(cgroups: bytes, root: bytes = b"/sys/fs/cgroup") -> bytes | None:
     for number, controllers, path in CGROUP.findall(cgroups):
         if number == b"0" and not controllers:
             v2 = b"%s%s/memory.events" % (root, path.rstrip(b"/"))
-            if has_count(v2):
+            if count_in(v2) is not None:
                 return v2
         elif b"memory" in controllers.split(b","):
             return b"%s/memory%s/memory.oom_control" % (root, path.rstrip(b"/"))
     return None
 
 
-def has_count(file: bytes) -> bool:
+def count_in(file: bytes) -> int | None:
+    """Return the count in a file; None if it has none."""
     try:
         with open(file, "rb") as f:
-            return COUNT.search(f.read()) is not None
+            found = COUNT.search(f.read())
     except OSError:
-        return False
+        return None
+    return None if found is None else int(found[1])
 
 
 class MemoryKills:
     """The count at the beginning of the round, and since."""
 
     def __init__(self) -> None:
-        try:
-            with open("/proc/self/cgroup", "rb") as f:
-                self._file = file_of(f.read())
-        except OSError:
-            self._file = None
+        self._file = file_of(read_proc("self/cgroup"))
         self._before = 0
 
     def begin(self) -> None:
@@ -54,11 +54,4 @@ class MemoryKills:
         return self._before > before
 
     def _count(self) -> int:
-        if self._file is None:
-            return 0
-        try:
-            with open(self._file, "rb") as f:
-                found = COUNT.search(f.read())
-        except OSError:
-            return 0
-        return int(found.group(1)) if found else 0
+        return 0 if self._file is None else count_in(self._file) or 0

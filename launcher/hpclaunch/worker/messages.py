@@ -72,14 +72,10 @@ class Message:
 
         def __init__(self, *values, **more):
             names = self.__match_args__
-            if len(values) > len(names):
-                raise TypeError(f"{type(self).__name__} has {len(names)} fields, not {len(values)}")
             given = dict(zip(names, values, strict=False))
-            for name in more.keys() & given.keys():
-                raise TypeError(f"{type(self).__name__}.{name} is given twice")
+            if len(values) > len(names) or more.keys() & given.keys() or more.keys() - {*names}:
+                raise TypeError(f"{type(self).__name__} has these fields once: {', '.join(names)}")
             given |= more
-            for name in given.keys() - set(names):
-                raise TypeError(f"{type(self).__name__} has no field {name!r}")
             for name in names:
                 if name not in given and not hasattr(type(self), name):
                     raise TypeError(f"{type(self).__name__}.{name} is missing")
@@ -113,7 +109,7 @@ class Message:
     @classmethod
     def of_fields(cls: type[M], fields: Mapping[str, object]) -> M:
         """Return the message with these fields of a JSON object. Raises MessageError."""
-        return _made(cls, fields)
+        return made(cls, fields)
 
 
 M = TypeVar("M", bound=Message)
@@ -145,7 +141,7 @@ def _fields(of: Any) -> dict[str, Any]:
     return {name: _plain(getattr(of, name)) for name in of.__match_args__}
 
 
-def _made(cls: type[T], fields: Mapping[str, object]) -> T:
+def made(cls: type[T], fields: Mapping[str, object]) -> T:
     """Return the message or dataclass with these fields of a JSON object. Raises MessageError."""
     kinds = _kinds_of(cls)  # type: ignore[arg-type]  # classes are hashable
     for name in fields.keys() - kinds.keys():
@@ -192,7 +188,7 @@ def _checked(where: str, kind: Any, value: object) -> Any:
         return {k: _checked(where, of[1], v) for k, v in zip(keys, value.values(), strict=True)}
     elif hasattr(kind, "__match_args__"):
         if isinstance(value, dict):
-            return _made(kind, value)
+            return made(kind, value)
     elif isinstance(kind, enum.EnumMeta):
         with contextlib.suppress(ValueError):
             return kind(value)

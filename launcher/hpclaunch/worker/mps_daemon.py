@@ -331,14 +331,11 @@ def stop(daemons: Collection[MpsDaemon]) -> list[str]:
                 pass  # it found no daemon
     limit = time.monotonic() + QUIT + ANSWER_LIMIT
     for process in asked:
-        try:
-            process.wait(max(0.0, limit - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for stream in (process.stdout, process.stderr):
-            assert stream is not None, "it is a pipe"
-            stream.close()
+        with process:
+            try:
+                process.wait(max(0.0, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
     left = [daemon.directory for daemon in daemons if not end_users(daemon.directory)]
     for daemon in daemons:
         if daemon.owner is not None:

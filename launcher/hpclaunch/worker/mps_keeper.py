@@ -59,7 +59,7 @@ from .processes import (
     all_pids,
     numbers,
     prctl,
-    read_small,
+    program,
     threads_of,
 )
 
@@ -69,7 +69,7 @@ ANOTHER_USER_LIMIT = 300.0  # seconds for which a foreign daemon may serve anoth
 ANOTHER_USER_TICK = 1.0
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
 LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
-CONTEXT_THREAD = b"cuda-EvtHandlr\n"  # every CUDA context has one
+CONTEXT_THREAD = "cuda-EvtHandlr"  # every CUDA context has one
 WATCH = 600.0  # seconds; a worker that has not used CUDA by then is not going to
 
 
@@ -101,7 +101,7 @@ class MpsKeeper:
         self.daemons: dict[str, MpsDaemon] = {}  # ours, by key
         # By key: the daemons that serve the workers of this round, whoever has started them
         self.fronts: dict[str, FrontEnd] = {}
-        self.watch: WorkerWatch | None = None
+        self.watch: ClientWatch | None = None
 
     def report(self, event: messages.Event) -> None:
         self.channel.send(event.encoded())
@@ -122,7 +122,7 @@ class MpsKeeper:
                 self.watch = None
                 match decode(messages.REQUESTS, raw):
                     case messages.Watch(workers):
-                        self.watch = WorkerWatch(workers, first)
+                        self.watch = ClientWatch(workers, first)
                     case messages.Prepare(number, groups, foreign):
                         self.on_prepare(number, groups, foreign)
                     case request:
@@ -225,7 +225,7 @@ class MpsKeeper:
 
     # The workers
 
-    def look(self, watch: WorkerWatch) -> None:
+    def look(self, watch: ClientWatch) -> None:
         found = {key: front.clients() for key, front in self.fronts.items()}
         clients = {key: pids for key, pids in found.items() if pids is not None}
         pids: set[int] = set()
@@ -259,7 +259,7 @@ class MpsKeeper:
             leave(*self.home)
 
 
-class WorkerWatch:
+class ClientWatch:
     """A check whether the workers of a round are clients, repeated at growing intervals."""
 
     def __init__(self, workers: Mapping[int, int], first: float) -> None:
@@ -278,7 +278,9 @@ class WorkerWatch:
         if not absent:
             return set(), True
         of = {self.workers[rank]: rank for rank in absent}
-        suspects = {of[s] for pid, s in everyone() if s in of and has_cuda_context(pid)}
+        suspects = {
+            of[s] for pid in all_pids() if (s := session(pid)) in of and has_cuda_context(pid)
+        }
         certain, self.suspects = suspects & self.suspects, suspects
         if self.has_reported:
             return set(), False
@@ -298,23 +300,12 @@ def session(pid: int) -> int:
         return 0
 
 
-def everyone() -> list[tuple[int, int]]:
-    """Return (pid, session) of every process."""
-    return [(pid, session(pid)) for pid in all_pids()]
-
-
 def has_cuda_context(pid: int) -> bool:
     """Return whether a process computes on a GPU, as its threads show. Its open devices do not show
     it: NVML, for programs that only watch a GPU, opens the same ones, also /dev/nvidia-uvm (seen
     with driver 580).
     """
-    for thread in threads_of(pid):
-        try:
-            if read_small(f"/proc/{pid}/task/{thread}/comm") == CONTEXT_THREAD:
-                return True
-        except OSError:  # it has ended
-            continue
-    return False
+    return any(program(f"{pid}/task/{thread}") == CONTEXT_THREAD for thread in threads_of(pid))
 
 
 def main(

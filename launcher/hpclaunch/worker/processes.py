@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
 import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,14 @@ from typing import TypeAlias
 
 from .private_files import open_file
 
+NS = 1e9
+TICKS = os.sysconf("SC_CLK_TCK")  # in a second
+MACHINE = os.uname().machine
+# Fields of /proc/PID/stat after the name. CPU_TIMES is in ticks, STARTED in ticks since the boot.
+STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
+CPU_TIMES = slice(11, 13)
+# Bytes of a file of /proc: of most files, and of the arguments and the environment of a process
+SMALL, LARGE = 1 << 16, 1 << 21
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SPARED = (  # signals that Slurm or a terminal sends to every process; only the agent acts on them
@@ -68,7 +75,7 @@ def foreground(worker: int) -> list[int]:
     while it only waits for them, as a shell does that runs a program."""
     found = [worker]
     for each in found:
-        if _read(f"{each}/wchan") == b"do_wait":
+        if read_proc(f"{each}/wchan") == b"do_wait":
             found += [pid for pid in children(each) if group_of(pid) == worker]
     return found
 
@@ -79,29 +86,34 @@ def group_of(pid: int) -> int:
     return int(fields[GROUP]) if fields else 0
 
 
-def _read(file: str) -> bytes:
-    """Return the content of a file of /proc; b"" if it cannot be read."""
+def read_proc(file: str, most: int = SMALL) -> bytes:
+    """Return the content of a file of /proc; b"" if it cannot be read. This takes the fewest system
+    calls: workers that make no progress are read again and again."""
     try:
-        with open(f"/proc/{file}", "rb") as f:
-            return f.read()
+        fd = os.open(f"/proc/{file}", os.O_RDONLY)
+        try:
+            return os.read(fd, most)
+        finally:
+            os.close(fd)
     except OSError:
         return b""
 
 
 def command_line(pid: int) -> list[str]:
-    return [os.fsdecode(word) for word in _read(f"{pid}/cmdline").split(b"\0")[:-1]]
+    return [os.fsdecode(word) for word in read_proc(f"{pid}/cmdline", LARGE).split(b"\0")[:-1]]
 
 
 def program(pid: int | str) -> str:
     """Return the name of a process, as ps and top show it; "" if it has ended."""
-    return _read(f"{pid}/comm").decode(errors="replace").removesuffix("\n")
+    return read_proc(f"{pid}/comm").decode(errors="replace").removesuffix("\n")
 
 
 def variable(pid: int, name: str) -> str | None:
     """Return a variable from the environment with which a process was started; None if not set."""
     start = os.fsencode(f"{name}=")
-    words = (word for word in _read(f"{pid}/environ").split(b"\0") if word.startswith(start))
-    return next((os.fsdecode(word[len(start) :]) for word in words), None)
+    words = read_proc(f"{pid}/environ", LARGE).split(b"\0")
+    found = (os.fsdecode(word[len(start) :]) for word in words if word.startswith(start))
+    return next(found, None)
 
 
 def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
@@ -113,15 +125,6 @@ def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
     while more := {p for p, parent in parents.items() if parent in found} - found - spared:
         found |= more
     return found - {top}
-
-
-NS = 1e9
-SMALL = 1 << 16  # bytes
-TICKS = os.sysconf("SC_CLK_TCK")  # in a second
-MACHINE = os.uname().machine
-# Fields of /proc/PID/stat after the name. CPU_TIMES is in ticks, STARTED in ticks since the boot.
-STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
-CPU_TIMES = slice(11, 13)
 
 
 def all_pids() -> Iterable[int]:
@@ -136,22 +139,9 @@ def threads_of(pid: int) -> list[str]:
         return []
 
 
-def read_small(file: str) -> bytes:
-    """Return the content of a file of /proc that has a few lines at most, with the fewest system
-    calls: workers that make no progress are read again and again. Raises OSError."""
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, SMALL)
-    finally:
-        os.close(fd)
-
-
 def stat(process: int | str) -> list[bytes]:
     """Return the fields of /proc/PID/stat after the name, of PID or PID/task/TID; [] without it."""
-    try:
-        return read_small(f"/proc/{process}/stat").rpartition(b")")[2].split()
-    except OSError:
-        return []
+    return read_proc(f"{process}/stat").rpartition(b")")[2].split()
 
 
 def is_stopped(pid: int) -> bool:
@@ -162,24 +152,8 @@ def is_stopped(pid: int) -> bool:
 
 def status_of(process: int | str) -> dict[bytes, bytes]:
     """Return the lines of /proc/PID/status by name, for PID or PID/task/TID; {} without it."""
-    try:
-        lines = read_small(f"/proc/{process}/status").splitlines()
-        parts = (line.partition(b":\t") for line in lines)
-        return {name: value for name, mark, value in parts if mark}
-    except OSError:
-        return {}
-
-
-TRACER = re.compile(rb"^TracerPid:\t([0-9]+)$", re.MULTILINE)
-
-
-def tracer_of(pid: int) -> int:
-    """Return the pid of the debugger that traces a process; 0 for none."""
-    try:
-        found = TRACER.search(read_small(f"/proc/{pid}/status"))
-    except OSError:
-        return 0  # it has ended
-    return int(found[1]) if found else 0
+    parts = (line.partition(b":\t") for line in read_proc(f"{process}/status").splitlines())
+    return {name: value for name, mark, value in parts if mark}
 
 
 def ran(process: int | str) -> float:
@@ -196,14 +170,14 @@ def queued(process: int | str) -> float | None:
 
 def _scheduled(process: int | str, field: int) -> float | None:
     try:
-        return int(read_small(f"/proc/{process}/schedstat").split()[field]) / NS
-    except (OSError, ValueError, IndexError):
+        return int(read_proc(f"{process}/schedstat").split()[field]) / NS
+    except (ValueError, IndexError):
         return None
 
 
 def io_of(pid: int) -> dict[bytes, int]:
-    """Return the counters of /proc/PID/io, by name. Raises OSError if they may not be read."""
-    lines = read_small(f"/proc/{pid}/io").splitlines()
+    """Return the counters of /proc/PID/io, by name; {} if they may not be read."""
+    lines = read_proc(f"{pid}/io").splitlines()
     return {name: int(number) for name, number in (line.split(b": ") for line in lines)}
 
 

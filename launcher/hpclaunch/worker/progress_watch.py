@@ -36,8 +36,8 @@ BUSY = 0.1  # of one CPU
 COSTLY_SHARE, COSTLY_AFTER = 0.2, 5.0
 
 
-class Activity(NamedTuple):
-    """The activity of workers that make no progress."""
+class WeakSigns(NamedTuple):
+    """The weaker signs of life, of workers that make no progress."""
 
     busy: bool = False  # they use the CPU
     traced: bool = False  # they are being debugged
@@ -56,8 +56,8 @@ class Written(NamedTuple):
 class Watched:
     """One worker of the round, as it was at the last look."""
 
-    def __init__(self, its: WorkerPage) -> None:
-        self.page = its
+    def __init__(self, page: WorkerPage) -> None:
+        self.page = page
         self.written: Written | None = None
         self.work: Works | None = None
         self.bytes = 0  # written by all of its processes, without answers to us
@@ -68,9 +68,9 @@ class Watched:
         self.spent: list[float] | None = None  # what it has spent its time on, once it has ended
 
     def read(self) -> Written:
-        its = self.page
-        steps, number = its.number(layout.STEP), its.number(layout.NUMBER)
-        return Written(steps, its.seconds(layout.TIME), its.phase, number)
+        page = self.page
+        steps, number = page.number(layout.STEP), page.number(layout.NUMBER)
+        return Written(steps, page.seconds(layout.TIME), page.phase, number)
 
     @property
     def phase(self) -> int:
@@ -108,14 +108,14 @@ class ProgressWatch:
             self._shared = SharedPages([*ranks])
         except OSError:  # too many open files: continue without a watch
             return {}
-        self._workers = {rank: Watched(its) for rank, its in self._shared.by_rank.items()}
+        self._workers = {rank: Watched(page) for rank, page in self._shared.by_rank.items()}
         self._reported = None
         self._gap = self._save = 0.0
         self._awaited = ()
         self.begin_anew()
-        return {rank: its.place.variable() for rank, its in self.pages.items()}
+        return {rank: page.place.variable() for rank, page in self.pages.items()}
 
-    def born(self, rank: int, pid: int) -> None:
+    def started(self, rank: int, pid: int) -> None:
         if rank in self._workers:
             self._workers[rank].page.numbers[layout.WORKER] = pid
 
@@ -186,30 +186,28 @@ class ProgressWatch:
         if len(pids) < self._living:
             moments.append(now)
         self._living = len(pids)
-        activity = None
+        signs = None
         if moments:
             self._moved_at, self._allocated = max(moments), None
             self.disregard()
         else:
-            activity = self._look_at_processes(pids, elapsed)
-        still = 0.0 if activity is None else now - self._moved_at
+            signs = self._look_at_processes(pids, elapsed)
+        still = 0.0 if signs is None else now - self._moved_at
         pause = PACE * still if self._awaited else still
         self._schedule(now + min(STILL_LOOK, max(LOOK, pause)), now)
-        return self._report(pids, activity or Activity(), still, at_once=at_once)
+        return self._report(pids, signs or WeakSigns(), still, at_once=at_once)
 
     def _report(
-        self, pids: Mapping[int, int], activity: Activity, still: float, *, at_once: bool
+        self, pids: Mapping[int, int], signs: WeakSigns, still: float, *, at_once: bool
     ) -> Progress | None:
         """Return the report; None if nothing but the steps has changed lately."""
         spent, doing = self.spent()
         phases = {self._workers[rank].phase for rank in pids}
-        patient = activity.patient or bool(phases & layout.LONG)
-        trains, meets = (
-            bool(phases - {layout.START, layout.RENDEZVOUS}),
-            layout.RENDEZVOUS in phases,
-        )
+        patient = signs.patient or bool(phases & layout.LONG)
+        trains = bool(phases - {layout.START, layout.RENDEZVOUS})
+        meets = layout.RENDEZVOUS in phases
         # All but the steps is reported as soon as it changes.
-        state = (activity.busy, activity.traced, patient, trains, meets, doing)
+        state = (signs.busy, signs.traced, patient, trains, meets, doing)
         reported = (state, [still >= each for each in (REPORT, *self._awaited)])
         is_new = reported != self._reported or self._looked_at >= self._reported_at + REPORT
         if not (is_new or at_once):
@@ -225,8 +223,8 @@ class ProgressWatch:
             gap=gap,
             save=self._save,
             spent=spent,
-            busy=activity.busy,
-            traced=activity.traced,
+            busy=signs.busy,
+            traced=signs.traced,
             patient=patient,
             trains=trains,
             meets=meets,
@@ -270,7 +268,7 @@ class ProgressWatch:
         since_last = self._looked_at - elapsed <= new.at <= self._looked_at
         return new.at if since_last else self._looked_at
 
-    def _look_at_processes(self, pids: Mapping[int, int], elapsed: float) -> Activity | None:
+    def _look_at_processes(self, pids: Mapping[int, int], elapsed: float) -> WeakSigns | None:
         """Return what the processes of workers that make no step do; None for a sign of life, the
         time of which is recorded.
         """
@@ -287,7 +285,7 @@ class ProgressWatch:
         if moved:
             self._moved_at = now
             return None
-        return Activity(
+        return WeakSigns(
             busy=any(busy for _, busy in seen),
             traced=any(map(is_traced, processes)),
             patient=any(map(is_exiting, pids.values())) or (is_long and any(map(saves, processes))),
@@ -332,11 +330,11 @@ class ProgressWatch:
         waits for the GPU at every look may still make progress."""
         before, now = self._allocated, {}
         for rank in ranks:
-            its = self._workers[rank].page
+            page = self._workers[rank].page
             if before is None:
-                its.numbers[layout.ALLOCATED] = 0  # discards an earlier answer
-            now[rank] = its.number(layout.ALLOCATED)
-            its.request(layout.ALLOCATIONS)
+                page.numbers[layout.ALLOCATED] = 0  # discards an earlier answer
+            now[rank] = page.number(layout.ALLOCATED)
+            page.request(layout.ALLOCATIONS)
         known, self._allocated = before or {}, now
         return any(allocated > known.get(rank, 0) > 0 for rank, allocated in now.items())
 
@@ -360,15 +358,15 @@ class ProgressWatch:
         """Ask workers when they began their last collectives: `arrivals_of` returns it. The caller
         calls `disregard` once they have answered."""
         self.disregard()
-        for its in self.pages.values():
-            its.empty(stacks=False)
+        for page in self.pages.values():
+            page.empty(stacks=False)
         for rank in pids:
             if rank in self._workers:
                 self._workers[rank].page.request(layout.ARRIVALS)
 
     def arrivals_of(self, rank: int) -> Arrivals:
-        its = self.pages.get(rank)
-        found = (its and its.answer("arrivals")) or {"arrivals": {}}
+        page = self.pages.get(rank)
+        found = (page and page.answer("arrivals")) or {"arrivals": {}}
         blind = bool(found.get("blind"))
         return {"arrivals": found["arrivals"], "steps": found.get("steps", {}), "blind": blind}
 

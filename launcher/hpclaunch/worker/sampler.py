@@ -8,15 +8,16 @@ for storage, or how fast its CPU runs, so each sample looks at these several tim
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .connections import connections_of
 from .fork_server_messages import Pace, RankSample
-from .processes import LAST_CPU, NS, STATE, queued, stat, threads_of
+from .processes import LAST_CPU, NS, STATE, queued, read_proc, stat, threads_of
 from .progress_watch import ProgressWatch
-from .worker_processes import cpu_of, tree
+from .worker_processes import tree, work_of
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between
 UNINTERRUPTIBLE = b"D"
@@ -95,7 +96,7 @@ class Used:
         self.pid = pid
         self.at = time.monotonic()
         self.steps, self.stepped_at = steps, stepped_at
-        self.cpu = cpu_of(pid)
+        self.cpu = sum(each.cpu for each in work_of(pid).values())
         # By thread, and by cgroup: seconds in which it could have run, and did not.
         self.queued: dict[str, float] = {}
         for process in processes:
@@ -127,11 +128,8 @@ def queued_in(pid: int) -> dict[str, float]:
 def throttled(pid: int) -> dict[str, float]:
     """Return {cgroup: seconds for which its CPU quota has stopped it}, for the cgroup of a process
     and those above."""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as f:
-            return throttled_in([line.rstrip("\n").split(":", 2) for line in f])
-    except OSError:
-        return {}  # it has ended
+    lines = os.fsdecode(read_proc(f"{pid}/cgroup")).split("\n")
+    return throttled_in(line.split(":", 2) for line in lines if line)
 
 
 def throttled_in(cgroups: Iterable[Sequence[str]]) -> dict[str, float]:

@@ -41,8 +41,8 @@ class SharedPages:
                 files = opened(os.memfd_create(stacks)), opened(os.memfd_create(records))
                 reading, writing = map(opened, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
                 place = layout.Place(os.getpid(), memory, number, files[0], reading, files[1])
-                its = mapped[number * layout.SLOT : (number + 1) * layout.SLOT]
-                self.by_rank[rank] = WorkerPage(its, rank, place, writing)
+                slot = mapped[number * layout.SLOT : (number + 1) * layout.SLOT]
+                self.by_rank[rank] = WorkerPage(slot, rank, place, writing)
             self.close = stack.pop_all().close
 
 

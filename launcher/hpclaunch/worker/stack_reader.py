@@ -18,13 +18,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from io import FileIO
+from collections.abc import Iterator
 from typing import TypedDict
 
 from .fork_server_messages import Described
 from .json_lines import in_pieces
-from .processes import PARENT, all_pids, stat, status_of
+from .processes import PARENT, all_pids, command_line, stat, status_of, variable
 from .shared_pages import PHASES
 from .site import _hpclaunch_layout as layout
 from .stack_questions import Questioned, ask, prints
@@ -32,7 +31,7 @@ from .worker_processes import described, tree
 
 LIMIT = 3.0  # seconds for all answers
 POLL = 0.005
-FORK_SERVER = b"hpclaunch.worker.fork_server"
+FORK_SERVER = "hpclaunch.worker.fork_server"
 STOPPED = ("T", "t")
 
 
@@ -96,17 +95,13 @@ class FoundWorker:
         asked.
         """
         able = [process for process in self.processes if process["can_answer"]]
-        able = [
-            process for process in able[: None if every else 1] if process["state"] not in STOPPED
-        ]
         try:
-            with (
-                layout.Opened(self.server, self.slot.number(layout.STACKS)) as fd,
-                open(fd, "r+b", buffering=0, closefd=False) as file,
-            ):
-                while not locked(file):
+            with layout.Opened(self.server, self.slot.number(layout.STACKS)) as fd:
+                while not locked(fd):
                     yield
-                for process in able:
+                for process in able if every else able[:1]:
+                    if process["state"] in STOPPED:
+                        continue
                     process["stacks"] = ""
                     is_own = process["pid"] == self.slot.number(layout.ANSWERER)
                     responder = self.slot.number(layout.RESPONDER) if is_own else 0
@@ -121,11 +116,11 @@ class FoundWorker:
             os.write(fd, layout.STACKS_ONLY)
 
 
-def locked(file: FileIO) -> bool:
+def locked(fd: int) -> bool:
     """Lock a file for stacks, and return whether that worked: if two asked at once, two threads
     would write at the same time."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -134,15 +129,11 @@ def locked(file: FileIO) -> bool:
 def workers_of(job: str | None) -> Iterator[FoundWorker]:
     """Yield the workers of this user in a job, or in all jobs if that is None."""
     for server in all_pids():
+        if not _is_own(server) or FORK_SERVER not in command_line(server):
+            continue
+        if job is not None and variable(server, "SLURM_JOB_ID") != job:
+            continue
         try:
-            if not _is_own(server):
-                continue
-            if FORK_SERVER not in _words(server, "cmdline"):
-                continue
-            parts = (word.partition(b"=") for word in _words(server, "environ"))
-            environ = {name: value for name, _, value in parts}
-            if job is not None and environ.get(b"SLURM_JOB_ID") != os.fsencode(job):
-                continue
             slots = _slots(server)
         except OSError:
             continue  # it has just ended
@@ -150,7 +141,7 @@ def workers_of(job: str | None) -> Iterator[FoundWorker]:
             worker = slot.number(layout.WORKER)
             found = stat(worker) if worker else []
             if found and int(found[PARENT]) == server:
-                yield FoundWorker(_launch(server, environ), server, slot)
+                yield FoundWorker(_launch(server), server, slot)
 
 
 def _is_own(pid: int) -> bool:
@@ -160,11 +151,6 @@ def _is_own(pid: int) -> bool:
     it may have given it any descriptors.
     """
     return {*status_of(pid).get(b"Uid", b"").split()} == {b"%d" % os.geteuid()}
-
-
-def _words(pid: int, file: str) -> list[bytes]:
-    with open(f"/proc/{pid}/{file}", "rb") as f:
-        return f.read().split(b"\0")
 
 
 def _slots(server: int) -> list[layout.Slot]:
@@ -181,9 +167,9 @@ def _slots(server: int) -> list[layout.Slot]:
     return []
 
 
-def _launch(server: int, environ: Mapping[bytes, bytes]) -> str:
+def _launch(server: int) -> str:
     """Return the name of a launch, which is the same for all agents of a step."""
-    if b"SLURM_JOB_ID" in environ and b"SLURM_STEP_ID" in environ:
-        job, step = environ[b"SLURM_JOB_ID"], environ[b"SLURM_STEP_ID"]
-        return f"job {job.decode(errors='replace')}.{step.decode(errors='replace')}"
+    job, step = variable(server, "SLURM_JOB_ID"), variable(server, "SLURM_STEP_ID")
+    if job is not None and step is not None:
+        return f"job {job}.{step}"
     return f"hpclaunch with pid {int(stat(server)[PARENT])}"

@@ -46,36 +46,36 @@ class StepNotices:
     def offer(self, number: int, step: int, signum: int) -> Offered:
         """Offer a notice before `step`, or with 0 before the next step of each rank."""
         pages = self._progress.pages
-        stepping = [its for its in pages.values() if makes_steps(its)]
+        stepping = [page for page in pages.values() if makes_steps(page)]
         busy = any(map(is_on_its_way, stepping))
         if not busy:
             self._signum, self._step = signum, step
-            for its in pages.values():
-                its.numbers[layout.STEP_OF_NOTICE] = layout.NEVER
-                its.numbers[layout.NOTICE] = number
-                its.numbers[layout.SIGNUM] = signum
-                its.numbers[layout.STEP_OF_NOTICE] = step
+            for page in pages.values():
+                page.numbers[layout.STEP_OF_NOTICE] = layout.NEVER
+                page.numbers[layout.NOTICE] = number
+                page.numbers[layout.SIGNUM] = signum
+                page.numbers[layout.STEP_OF_NOTICE] = step
             time.sleep(SETTLED)
-        begun = [its.number(layout.ENTERED) for its in stepping]
+        begun = [page.number(layout.ENTERED) for page in stepping]
         accepted = not busy and all(entered < step or not step for entered in begun)
         if not accepted and not busy:
             self.withdraw()
         return Offered(number, accepted, busy, [min(begun), max(begun)] if begun else [])
 
     def withdraw(self) -> None:
-        for its in self._progress.pages.values():
-            if its.number(layout.GIVEN) != its.number(layout.NOTICE):
-                its.numbers[layout.STEP_OF_NOTICE] = layout.NEVER
+        for page in self._progress.pages.values():
+            if page.number(layout.GIVEN) != page.number(layout.NOTICE):
+                page.numbers[layout.STEP_OF_NOTICE] = layout.NEVER
 
     def give(self, number: int) -> None:
         """Give the notice. Report the ranks that cannot take it: they have no handler for the
         signal that it names, and do not ask for notices."""
         pages, pids = self._progress.pages, self._workers.pids()
         self._given, self._given_step, self._given_to = number, self._step, set(pids)
-        for its in pages.values():
-            its.numbers[layout.GIVEN] = number
-            if not makes_steps(its):
-                its.numbers[layout.STEP_OF_NOTICE] = 0  # it has the notice from now on
+        for page in pages.values():
+            page.numbers[layout.GIVEN] = number
+            if not makes_steps(page):
+                page.numbers[layout.STEP_OF_NOTICE] = 0  # it has the notice from now on
         without = [
             rank for rank, pid in pids.items() if not self._inform(pid, number, pages.get(rank))
         ]
@@ -86,23 +86,23 @@ class StepNotices:
         self._is_awaited = True
         self.look()
 
-    def _inform(self, pid: int, number: int, its: WorkerPage | None) -> bool:
+    def _inform(self, pid: int, number: int, page: WorkerPage | None) -> bool:
         """Send the signal to a worker that does not raise it itself. Return False if the worker
         has no handler for the signal that the notice names, and does not ask for notices.
 
         A worker that is ending, perhaps because of that signal, has no handlers any longer. So a
         handler that it had before counts, too."""
-        if its is not None and alive(its.number(layout.WRITER)):
-            pid = its.number(layout.WRITER)
+        if page is not None and alive(page.number(layout.WRITER)):
+            pid = page.number(layout.WRITER)
         if self._signum and not catches(pid, self._signum):
-            asks = its is not None and its.number(layout.ASKS)
-            return bool(asks) or (its is not None and had_handler(its, self._signum))
-        if its is not None and makes_steps(its):
+            asks = page is not None and page.number(layout.ASKS)
+            return bool(asks) or (page is not None and had_handler(page, self._signum))
+        if page is not None and makes_steps(page):
             return True
         signum = self._signum or handled(pid)
         if signum:
-            if its is not None:
-                its.numbers[layout.TAKEN] = number
+            if page is not None:
+                page.numbers[layout.TAKEN] = number
             # The process need not be a child of the fork server, and may have just ended.
             signal_all((pid,), signum)
         return True
@@ -130,7 +130,7 @@ class StepNotices:
         """Whether all workers that make steps have taken the last notice that was given, also those
         that have ended since; False if all had ended before."""
         able, had_ended = self._stepping()
-        taken = all(its.number(layout.TAKEN) == self._given for its in able)
+        taken = all(page.number(layout.TAKEN) == self._given for page in able)
         return taken and bool(able or not had_ended)
 
     @property
@@ -138,32 +138,32 @@ class StepNotices:
         """Whether the last notice that was given was taken, and no worker has begun a step after
         that of the notice."""
         able, _ = self._stepping()
-        last = all(its.number(layout.ENTERED) <= self._given_step for its in able)
+        last = all(page.number(layout.ENTERED) <= self._given_step for page in able)
         return bool(able) and last and self.is_taken
 
     def _stepping(self) -> tuple[list[WorkerPage], list[WorkerPage]]:
         """Return the pages of workers that make steps: of those that could take the last notice
         that was given, and of those that had ended."""
         stepping = {r: p for r, p in self._progress.pages.items() if p.number(layout.ENTERED)}
-        able = [its for rank, its in stepping.items() if rank in self._given_to]
-        return able, [its for rank, its in stepping.items() if rank not in self._given_to]
+        able = [page for rank, page in stepping.items() if rank in self._given_to]
+        return able, [page for rank, page in stepping.items() if rank not in self._given_to]
 
 
-def makes_steps(its: WorkerPage) -> bool:
+def makes_steps(page: WorkerPage) -> bool:
     """Return whether a living process has an optimizer of torch, or counts its steps itself."""
-    makes = its.number(layout.MAKES) or its.number(layout.ENTERED)
-    return bool(makes) and alive(its.number(layout.WRITER))
+    makes = page.number(layout.MAKES) or page.number(layout.ENTERED)
+    return bool(makes) and alive(page.number(layout.WRITER))
 
 
-def had_handler(its: WorkerPage, signum: int) -> bool:
+def had_handler(page: WorkerPage, signum: int) -> bool:
     """Return whether a script that has ended handled or ignored this signal at its end."""
-    return bool(its.number(layout.HANDLED) >> signum & 1)
+    return bool(page.number(layout.HANDLED) >> signum & 1)
 
 
-def is_on_its_way(its: WorkerPage) -> bool:
+def is_on_its_way(page: WorkerPage) -> bool:
     """Return whether a notice was given, and the worker has not reached its step yet."""
-    notice = its.number(layout.NOTICE)
-    return bool(notice) and its.number(layout.GIVEN) == notice != its.number(layout.TAKEN)
+    notice = page.number(layout.NOTICE)
+    return bool(notice) and page.number(layout.GIVEN) == notice != page.number(layout.TAKEN)
 
 
 def handled(pid: int) -> int:

@@ -45,19 +45,15 @@ class Store:
         self.close()
         if loopback:
             self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-        else:
-            self._socket = self._of_all_nodes()
+        else:  # at all addresses, since it is not known yet which one all nodes can reach
+            try:
+                # The nodes of the last round are likely in the next one, and can connect at once.
+                self._guard = GuardedPort(self._peers)
+                self._socket = self._guard.socket
+            except OSError:
+                self._socket = listen(0)
         self._listening = int(self._socket.getsockname()[1])
         return self._listening
-
-    def _of_all_nodes(self) -> socket.socket:
-        """Listen at all addresses, since it is not known yet which one all nodes can reach."""
-        try:
-            # The nodes of the last round are likely in the next one, and can connect at once.
-            self._guard = GuardedPort(self._peers)
-            return self._guard.socket
-        except OSError:
-            return listen(0)
 
     def begin(self, errors: str, peers: Iterable[str]) -> None:
         """Begin a round; `errors` is "" when another node has its store. `peers` are the networks
@@ -96,9 +92,6 @@ class Store:
             self._socket.close()
         self._socket = None
         self.wanted = False
-        self._unguard()
-
-    def _unguard(self) -> None:
         if self._guard is not None:
             self._guard.close()
         self._guard = None

@@ -1,4 +1,4 @@
-"""The sweep, which kills everything that this process has started."""
+"""The killing of everything that this process has started."""
 
 from __future__ import annotations
 
@@ -6,47 +6,22 @@ import signal
 import time
 from collections.abc import Callable
 
-from .notice_board import NoticeBoard
-from .processes import Wakeup, children, descendants, signal_all
+from .processes import children, descendants, signal_all
 
 SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 
 
-class Sweeping:
-    """The killing of processes, while the notice board answers questions."""
+def sweep(spared: Callable[[], set[int]], wait: Callable[[], None]) -> None:
+    """Send SIGKILL until only the `spared` children are left, for SWEEP_LIMIT at most. `wait` waits
+    for a moment, and then reaps the children that have ended.
 
-    def __init__(self, board: NoticeBoard, wakeup: Wakeup, reap: Callable[[], None]) -> None:
-        self._board = board
-        self._wakeup = wakeup
-        self._reap = reap
-
-    def sweep(self, spared: Callable[[], set[int]]) -> None:
-        """Send SIGKILL until only the `spared` children are left, for SWEEP_LIMIT at most.
-
-        Grandchildren become children on the way. A process in a hung system call cannot be killed;
-        if it ends after all, there is a SIGCHLD as for any other.
-        """
-        limit = time.monotonic() + SWEEP_LIMIT
-        while time.monotonic() < limit and (living := set(children()) - spared()):
-            signal_all(living, signal.SIGKILL)
-            self._wait()
-
-    def leave(self, copier: Callable[[], int], let_copier_end: Callable[[], None]) -> None:
-        """Kill everything except the copier, and let that end by itself, if it does in time.
-        `copier` returns its pid, 0 without one."""
-        self.sweep(lambda: {copier()})
-        let_copier_end()
-        limit = time.monotonic() + SWEEP_LIMIT
-        while copier() and time.monotonic() < limit:
-            self._wait()
-        signal_all(children(), signal.SIGKILL)
-        while self._board.is_posted:
-            self._board.serve(0.5)
-
-    def _wait(self) -> None:
-        self._board.serve(0.05, self._wakeup)
-        self._wakeup.drain()
-        self._reap()
+    Grandchildren become children on the way. A process in a hung system call cannot be killed; if
+    it ends after all, there is a SIGCHLD as for any other.
+    """
+    limit = time.monotonic() + SWEEP_LIMIT
+    while time.monotonic() < limit and (living := set(children()) - spared()):
+        signal_all(living, signal.SIGKILL)
+        wait()
 
 
 def kill_all(spared: set[int]) -> None:

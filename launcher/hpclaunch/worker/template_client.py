@@ -46,20 +46,21 @@ class TemplateClient:
         self._own: list[str] = []  # variables of which each worker has a value of its own
         self._avoided: set[str] = set()  # modules that it cannot import
         self._steps: Lesson = []  # of all lessons so far
-        self._done: frozenset[Step] = frozenset()  # those that this template has done
         self._renewals = 0
+        self.process: TemplateProcess | None = None
         self.successor: Successor | None = None
-        self._channel: JsonLines | None = None
-        self._output: Sequence[int] = ()
         self._ends = 0
-        self.pid = 0
         self.words: list[str] = []  # the workers' command lines up to the script
         self.why = ""  # why the last template ended
         self.torchless = False  # its Python has no torch
         self.state = State.NONE
 
+    @property
+    def pid(self) -> int:
+        return 0 if self.process is None else self.process.pid
+
     def fileno(self) -> int:
-        return -1 if self._channel is None else self._channel.fileno()
+        return -1 if self.process is None else self.process.fileno()
 
     def prepare(
         self,
@@ -77,7 +78,8 @@ class TemplateClient:
         known = {*self._steps}
         self._steps += [step for step in steps if step not in known]
         self._own = sorted({*self._own, *own})
-        todo = (step for step in self._steps if step not in self._done)
+        done = frozenset() if self.process is None else self.process.steps
+        todo = (step for step in self._steps if step not in done)
         if any(step.kind == "import" and not self._avoids(step.name) for step in todo):
             self._renewals = 0
             self.renew(idle=True)
@@ -104,10 +106,11 @@ class TemplateClient:
         self._renewals += 1
         if self.state is not State.READY or not self._steps or self._renewals > MOST_RENEWALS:
             return
+        assert self.process is not None, "a template is ready"
         try:
             with contextlib.ExitStack() as undo:
                 output = _memory_files(undo)
-                for old, new in zip(self._output, output, strict=True):
+                for old, new in zip(self.process.output, output, strict=True):
                     os.sendfile(new, old, 0, 1 << 30)
                 self.successor = Successor(output, self._steps, idle=idle)
                 undo.pop_all()
@@ -124,7 +127,7 @@ class TemplateClient:
         passed: list[tuple[str, str]] = []
         if successor is None:
             return passed
-        replies = successor.hear()
+        replies = successor.replies()
         for reply in replies or ():
             match reply:
                 case Begun(pid):
@@ -132,13 +135,13 @@ class TemplateClient:
                 case Unsafe(module, why):
                     successor.unsafe = module
                     passed.append((module, why))
-                case Ready(words):
-                    successor.words, successor.ready = words, True
+                case Ready():
+                    successor.ready = True
                 case _:
                     raise AssertionError(f"a successor does not answer {reply.op}")
         if replies is None:
             if not successor.unsafe:
-                passed.append(("*", _last_line(successor.output[1]) or "it was killed"))
+                passed.append(("*", successor.last_line() or "it was killed"))
             self.drop_successor()
             if successor.unsafe not in ("", "*"):
                 self._avoid(successor.unsafe)
@@ -161,16 +164,10 @@ class TemplateClient:
 
     def succeed(self) -> None:
         """Make the successor, which is ready, the template."""
-        new, self.successor = self.successor, None
-        old = self.pid
-        assert new is not None, "a successor is ready"
-        assert self._channel is not None, "the template has forked it"
-        self._channel.close()
-        for fd in self._output:
-            os.close(fd)
-        self._channel, self._output = new.channel, new.output
-        self.pid, self.words, self._done = new.pid, new.words, new.steps
-        os.kill(old, signal.SIGKILL)
+        assert self.process is not None, "the template has forked a successor"
+        self.process.close()
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process, self.successor = self.successor, None
 
     def drop_successor(self) -> None:
         successor, self.successor = self.successor, None
@@ -198,33 +195,27 @@ class TemplateClient:
             environ = {**self._environ, "HPCLAUNCH_TEMPLATE": words}
             for fd in fds:
                 os.set_inheritable(fd, True)
-            self.pid = self._spawner.spawn(self._argv, environ, *output, blocked=self._blocked)
+            pid = self._spawner.spawn(self._argv, environ, *output, blocked=self._blocked)
             undo.pop_all()
         for fd in output:
             os.set_inheritable(fd, False)
         theirs.close()
-        self._channel, self._output = JsonLines(ours), output
-        self._done = frozenset()
+        self.process = TemplateProcess(ours, output, pid)
         self.state = State.STARTING
         blocked = sorted(self._spawner.blocked)
         self.ask(Load(self._modules, {**self._environ}, self._own, blocked))
 
     def ask(self, request: Load | Fork | Renew, fds: Sequence[int] = ()) -> None:
-        assert self._channel is not None, "a template is asked while there is one"
-        try:
-            self._channel.send(request.encoded(), fds)
-        except OSError:
-            pass  # it is dead, as its exit is going to show
+        assert self.process is not None, "a template is asked while there is one"
+        with contextlib.suppress(OSError):  # it is dead, as its exit is going to show
+            self.process.channel.send(request.encoded(), fds)
 
     def receive(self, wait: float = 0.0) -> list[Reply]:
         """Return the replies that are there after at most `wait` seconds; [] also once the template
         has ended."""
-        if self._channel is None or not select.select([self._channel], [], [], wait)[0]:
+        if self.process is None or not select.select([self.process], [], [], wait)[0]:
             return []
-        try:
-            return [decode(REPLIES, raw) for raw in self._channel.receive()]
-        except (EOFError, OSError):
-            return []
+        return self.process.replies() or []
 
     def fits(self, workers: Iterable[Worker]) -> bool:
         return all(worker.argv[: len(self.words)] == self.words for worker in workers)
@@ -232,9 +223,9 @@ class TemplateClient:
     def leave(self) -> None:
         """Have the template end, since nobody needs it for now."""
         self.drop_successor()
-        if self.state in (State.READY, State.UNFIT) and self._channel is not None:
+        if self.state in (State.READY, State.UNFIT) and self.process is not None:
             self.state = State.NONE
-            self._channel.close()
+            self.process.channel.close()
 
     def end(self) -> None:
         """Let no other template follow this one, which is about to be killed."""
@@ -248,13 +239,10 @@ class TemplateClient:
         failed = self.state is State.STARTING and not has_left
         self.torchless = code == NO_TORCH and not signum
         self.state = State.DEAD if failed else State.NONE
-        if self._channel is not None:
-            self._channel.close()
-        self._channel = None
-        self.pid = 0
-        last = _last_line(self._output[1])
-        for fd in self._output:
-            os.close(fd)
+        assert self.process is not None, "it was started"
+        last = self.process.last_line()
+        self.process.close()
+        self.process = None
         self._ends += 1
         if self._ends > MOST_ENDS:
             self.state = State.DEAD
@@ -272,37 +260,45 @@ def _memory_files(undo: contextlib.ExitStack) -> list[int]:
     return files
 
 
-def _last_line(file: int) -> str:
-    lines = os.pread(file, 1 << 16, 0).decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+class TemplateProcess:
+    """A process that forks workers, or is to do so."""
 
-
-class Successor:
-    """A fork of the template that does the steps of a lesson, to take the template's place."""
-
-    def __init__(self, output: Sequence[int], steps: Lesson, *, idle: bool) -> None:
-        ours, self.theirs = socket.socketpair()
-        self.channel = JsonLines(ours)
-        self.output = output
-        self.steps = frozenset(steps)
-        self.idle = idle  # no start waits for it
-        self.limit = time.monotonic() + (IDLE_LIMIT if idle else LIMIT)
-        self.pid = 0
-        self.words: list[str] = []
-        self.ready = False
-        self.unsafe = ""  # the module that it must do without
+    def __init__(
+        self, channel: socket.socket, output: Sequence[int], pid: int, steps: Iterable[Step] = ()
+    ) -> None:
+        self.channel = JsonLines(channel)
+        self.output = output  # its files for stdout and stderr
+        self.pid = pid
+        self.steps = frozenset(steps)  # of lessons, which it has done
 
     def fileno(self) -> int:
         return self.channel.fileno()
 
-    def hear(self) -> list[Reply] | None:
-        """Return its replies, None once it has ended."""
+    def replies(self) -> list[Reply] | None:
+        """Wait for replies, and return them; None once it has ended."""
         try:
             return [decode(REPLIES, raw) for raw in self.channel.receive()]
         except (EOFError, OSError):
             return None
 
+    def last_line(self) -> str:
+        """Return the last line that it has written to stderr; "" if there is none."""
+        lines = os.pread(self.output[1], 1 << 16, 0).decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
     def close(self) -> None:
         self.channel.close()
         for fd in self.output:
             os.close(fd)
+
+
+class Successor(TemplateProcess):
+    """A fork of the template that does the steps of a lesson, to take the template's place."""
+
+    def __init__(self, output: Sequence[int], steps: Lesson, *, idle: bool) -> None:
+        ours, self.theirs = socket.socketpair()
+        super().__init__(ours, output, 0, steps)
+        self.idle = idle  # no start waits for it
+        self.limit = time.monotonic() + (IDLE_LIMIT if idle else LIMIT)
+        self.ready = False
+        self.unsafe = ""  # the module that it must do without

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from .fork_server_messages import RankVitals
-from .processes import CPU_TIMES, STARTED, TICKS, stat
+from .processes import CPU_TIMES, STARTED, TICKS, read_proc, stat
 from .progress_watch import ProgressWatch
 from .worker_processes import tree
 
@@ -51,8 +51,5 @@ class VitalSigns:
 
 def resident(pid: int) -> int:
     """Return the resident memory of a process in bytes; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as f:
-            return int(f.read().split()[RESIDENT]) * PAGE
-    except OSError:
-        return 0
+    fields = read_proc(f"{pid}/statm").split()
+    return int(fields[RESIDENT]) * PAGE if fields else 0

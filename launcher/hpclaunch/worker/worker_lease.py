@@ -55,13 +55,9 @@ class WorkerLease:
     def begin_round(self) -> None:
         self._ended = False
 
-    def end(self) -> None:
-        """Record that its end was acted upon. Either `hold` or `release` follows."""
-        self._ended = True
-
     def hold(self) -> None:
         """Stop the workers and all below them."""
-        self.holds = True
+        self.holds = self._ended = True
         self._workers.signal_groups(signal.SIGSTOP)
         self.stop_all()
 
@@ -74,5 +70,5 @@ class WorkerLease:
             held |= running
 
     def release(self) -> None:
-        """Hold nothing any longer: the workers are gone, or are being killed."""
-        self.holds = False
+        """Hold nothing in this round any longer: the workers are gone, or are being killed."""
+        self.holds, self._ended = False, True

@@ -14,11 +14,10 @@ from .processes import (
     VIRTUAL_MEMORY,
     io_of,
     queued,
-    read_small,
+    read_proc,
     stat,
     status_of,
     threads_of,
-    tracer_of,
 )
 
 MOST_PROCESSES = 32  # of one worker
@@ -51,12 +50,8 @@ def tree(pid: int) -> list[int]:
     """Return the pids of a worker's process and its descendants."""
     found = [pid]
     for process in found:
-        try:
-            for thread in os.listdir(f"/proc/{process}/task"):
-                children = read_small(f"/proc/{process}/task/{thread}/children")
-                found += map(int, children.split())
-        except OSError:
-            pass  # it has ended, or the kernel was built without CONFIG_PROC_CHILDREN
+        for thread in threads_of(process):  # nothing without CONFIG_PROC_CHILDREN in the kernel
+            found += map(int, read_proc(f"{process}/task/{thread}/children").split())
         if len(found) >= MOST_PROCESSES:
             break
     return found[:MOST_PROCESSES]
@@ -69,17 +64,11 @@ def work_of(pid: int) -> Works:
         fields = stat(process)
         if not fields:
             continue
-        try:
-            counts = io_of(process)
-        except OSError:
-            counts = {b"rchar": 0, b"wchar": 0}
+        counts = io_of(process)
+        read, written = counts.get(b"rchar", 0), counts.get(b"wchar", 0)
         cpu = sum(map(int, fields[CPU_TIMES])) / TICKS
-        found[process] = Work(counts[b"rchar"], counts[b"wchar"], cpu, queued(process) or 0.0)
+        found[process] = Work(read, written, cpu, queued(process) or 0.0)
     return found
-
-
-def cpu_of(pid: int) -> float:
-    return sum(each.cpu for each in work_of(pid).values())
 
 
 def wanted(work: Works) -> float:
@@ -91,7 +80,7 @@ def wanted(work: Works) -> float:
 def is_traced(pid: int) -> bool:
     """Return whether a debugger traces a process. py-spy, which the agent may start, does so only
     for moments, and does not count."""
-    tracer = tracer_of(pid)
+    tracer = int(status_of(pid).get(b"TracerPid", b"0"))
     return bool(tracer) and status_of(tracer).get(b"Name") != SAMPLER
 
 
@@ -108,7 +97,7 @@ def saves(pid: int) -> bool:
 
 def _writes(pid: int, thread: str) -> bool:
     try:
-        call, *arguments = read_small(f"/proc/{pid}/task/{thread}/syscall").split()
+        call, *arguments = read_proc(f"{pid}/task/{thread}/syscall").split()
         if call == b"running":
             return False
         if int(call) in WRITING:
@@ -121,14 +110,10 @@ def _writes(pid: int, thread: str) -> bool:
 
 def described(pid: int) -> Described:
     status, fields = status_of(pid), stat(pid)
-    try:
-        where = read_small(f"/proc/{pid}/wchan").decode(errors="replace")
-    except OSError:
-        where = ""
     return {
         "pid": pid,
         "name": status.get(b"Name", b"?").decode(errors="replace"),
         "state": fields[STATE].decode() if fields else "gone",
-        "wchan": where,
+        "wchan": read_proc(f"{pid}/wchan").decode(errors="replace"),
         "threads": int(status.get(b"Threads", b"0")),
     }

@@ -25,7 +25,7 @@ class Workers:
         self.is_running = False
         self.commands = {}
 
-    def born(self, rank: int, pid: int, argv: Sequence[str]) -> None:
+    def started(self, rank: int, pid: int, argv: Sequence[str]) -> None:
         self.living[pid], self.commands[pid] = rank, argv
 
     def ended(self, pid: int) -> int:

@@ -18,7 +18,7 @@ class Spending:
         self._seen = Spent((0,) * Doing.NOTHING)
 
     def saw(self, spent: tuple[int, ...], doing: Doing, now: float) -> None:
-        """Note what the fork server reports. Its `spent` counts from the birth of the workers; ()
+        """Note what the fork server reports. Its `spent` counts from the start of the workers; ()
         if that is not known.
         """
         if not (spent and self._seen.times):

@@ -32,13 +32,8 @@ GROUPS = "torch.distributed"  # its modules hold process groups, whose threads m
 PRELOADS = ("LD_PRELOAD", "LD_AUDIT")
 # Parts of the paths of libraries whose exit handlers have no effect outside the process.
 HARMLESS = ("/lib-dynload/", "-packages/numpy/", "-packages/torch/")
-OF_SYSTEM = (
-    "[",
-    "/lib/",
-    "/lib64/",
-    "/usr/lib/",
-    "/usr/lib64/",
-)  # prefixes of the system's libraries
+# Prefixes of the paths of the system's libraries.
+OF_SYSTEM = ("[", "/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 
 _template: "dict[str, int]" = {}  # modules to leave out: name -> id
 left_out: "list[object]" = []  # objects to keep until the process ends

@@ -25,20 +25,15 @@ if TYPE_CHECKING:  # typing is not imported here
 
     from ._hpclaunch_errors import record_errors
     from ._hpclaunch_output import keep_writing
-    from ._hpclaunch_progress import progress
+    from ._hpclaunch_progress import progress, wrap
 else:
     from _hpclaunch_errors import record_errors
     from _hpclaunch_output import keep_writing
-    from _hpclaunch_progress import progress
+    from _hpclaunch_progress import progress, wrap
 
 RENDEZVOUS = "torch.distributed.rendezvous"
-C10D = "torch.distributed.distributed_c10d"
-OPTIMIZER = "torch.optim.optimizer"
-SCALER = "torch.amp.grad_scaler"
-GRAPHS = "torch.cuda.graphs"
 ENGINE = "deepspeed.runtime.engine"
 REQUESTS = "transformers.trainer_jit_checkpoint"
-SERIALIZATION = "torch.serialization"
 HOROVOD = "horovod.common.basics"  # all its bindings import this
 RARE = (ENGINE, REQUESTS, HOROVOD)  # not installed everywhere
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -53,18 +48,10 @@ class Finder:
         self.awaited = set(PATCHES)
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        spec = self._find(name, path, target) if name in self.awaited else None
+        spec = find_beyond(self, name, path, target) if name in self.awaited else None
         if spec is not None:
             self._attach(spec.loader, name)
         return spec
-
-    def _find(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)
-            spec = find_spec(name, path, target) if find_spec and finder is not self else None
-            if spec is not None:
-                return spec
-        return None
 
     def _attach(self, loader: "Any", name: str) -> None:
         def exec_module(module: "Any") -> None:
@@ -82,10 +69,24 @@ class Finder:
     def _seen(self, name: str) -> None:
         self.awaited.discard(name)
         if name == RENDEZVOUS:
-            self.awaited -= {name for name in RARE if not self._find(name.partition(".")[0])}
+            self.awaited -= {name for name in RARE if not find_beyond(self, name.partition(".")[0])}
         if not self.awaited:
-            # A new list, since importing threads may be iterating over the old one.
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            remove_finder(self)
+
+
+def find_beyond(one: object, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+    """Return what the other finders on `sys.meta_path` find."""
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        spec = find_spec(name, path, target) if find_spec and finder is not one else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def remove_finder(one: object) -> None:
+    # A new list, since importing threads may be iterating over the old one.
+    sys.meta_path = [finder for finder in sys.meta_path if finder is not one]
 
 
 def in_round() -> bool:
@@ -134,36 +135,21 @@ def own_stores(rendezvous: "Any") -> None:
     rendezvous._create_c10d_store = create_store
 
 
-def own_files(rendezvous: "Any") -> None:
+def own_ranks_and_files(rendezvous: "Any") -> None:
     import functools
 
-    try:
-        handlers = rendezvous._rendezvous_handlers
-        open_file = handlers["file"]
-    except (AttributeError, KeyError):
-        return
-
-    @functools.wraps(open_file)
-    def open_file_of_round(url: str, *args: "Any", **kwargs: "Any") -> "Any":
-        return open_file(of_round(url), *args, **kwargs)
-
-    handlers["file"] = open_file_of_round
-
-
-def own_ranks(rendezvous: "Any") -> None:
-    import functools
-
-    def completing(handle: "Any") -> "Any":
+    def completing(scheme: str, handle: "Any") -> "Any":
         @functools.wraps(handle)
         def handle_completed(url: str, *args: "Any", **kwargs: "Any") -> "Any":
-            return handle(with_rank(url), *args, **kwargs)
+            url = with_rank(url)
+            return handle(of_round(url) if scheme == "file" else url, *args, **kwargs)
 
         return handle_completed
 
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
     for scheme in ("tcp", "file"):
         if scheme in handlers:
-            handlers[scheme] = completing(handlers[scheme])
+            handlers[scheme] = completing(scheme, handlers[scheme])
 
 
 def own_backends(c10d: "Any") -> None:
@@ -186,53 +172,37 @@ def own_backends(c10d: "Any") -> None:
 
 
 def ends_in_order(c10d: "Any") -> None:
-    """Have destroy_process_group wait up to 1 s for threads that need the GIL.
+    wrap(c10d, "destroy_process_group", await_gloo)
+
+
+def await_gloo(*_: object) -> None:
+    """Wait up to 1 s for threads of gloo that need the GIL, before the process groups end.
 
     gloo's threads take the GIL to release the tensors of a collective. If DDP's reducer then has
     the last reference to the group, it holds the GIL and waits for these threads for ever. With
     torch 2.13, about every fourth script that ends right after a collective hangs, with any
     launcher.
-
-    In older versions, at least 2.4 to 2.6, gloo's threads have the name of the thread that created
-    them.
     """
-    import functools
     import time
 
-    destroy = getattr(c10d, "destroy_process_group", None)
-    if destroy is None:
-        return
-
-    @functools.wraps(destroy)
-    def destroy_group(*args: "Any", **kwargs: "Any") -> "Any":
-        limit = time.monotonic() + 1
-        while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
-            time.sleep(0.001)  # releases the GIL
-            if b"R" not in states or time.monotonic() > limit:
-                break
-        return destroy(*args, **kwargs)
-
-    c10d.destroy_process_group = destroy_group
+    limit = time.monotonic() + 1
+    while in_round() and (states := states_of_gloo()):
+        time.sleep(0.001)  # releases the GIL
+        if b"R" not in states or time.monotonic() > limit:
+            break
 
 
-def own_name() -> bytes:
-    """Return the name of the calling thread; b"" if this process has too many open files."""
-    try:
-        with open("/proc/thread-self/comm", "rb") as f:
-            return f.read().rstrip(b"\n")
-    except OSError:
-        return b""
-
-
-def states_of(wanted: bytes) -> "list[bytes]":
-    """Return the states, as in proc(5), of this process's other threads with this name."""
+def states_of_gloo() -> "list[bytes]":
+    """Return the states, as in proc(5), of gloo's threads. In older versions, at least 2.4 to 2.6,
+    these have the name of the thread that has created them, taken to be the calling one."""
     from _thread import get_native_id
 
+    own, own_name = str(get_native_id()), b""
+    states: dict[bytes, list[bytes]] = {}  # of the other threads, by their names
     try:
-        threads = set(os.listdir("/proc/self/task")) - {str(get_native_id())}
+        threads = os.listdir("/proc/self/task")
     except OSError:
         return []  # this process has too many open files
-    states = []
     for thread in threads:
         try:
             with open(f"/proc/self/task/{thread}/stat", "rb") as f:
@@ -240,27 +210,21 @@ def states_of(wanted: bytes) -> "list[bytes]":
         except OSError:
             continue  # the thread has ended meanwhile
         name, _, rest = rest.rpartition(b") ")
-        if name == wanted:
-            states.append(rest[:1])
-    return states
+        if thread == own:
+            own_name = name
+        else:
+            states.setdefault(name, []).append(rest[:1])
+    return states.get(b"pt_gloo_runloop") or states.get(own_name, [])
 
 
 def own_horovod(basics: "Any") -> None:
     """Have HorovodBasics.init, which all bindings use, prepare Horovod first."""
-    import functools
+    wrap(getattr(basics, "HorovodBasics", None), "init", prepare_horovod)
 
-    try:
-        init = basics.HorovodBasics.init
-    except AttributeError:
-        return
 
-    @functools.wraps(init)
-    def init_here(*args: "Any", **kwargs: "Any") -> "Any":
-        if in_round():
-            beside("_hpclaunch_horovod").prepare()
-        return init(*args, **kwargs)
-
-    basics.HorovodBasics.init = init_here
+def prepare_horovod(*_: object) -> None:
+    if in_round():
+        beside("_hpclaunch_horovod").prepare()
 
 
 def beside(name: str) -> "Any":
@@ -327,14 +291,14 @@ def remove_earlier(stem: str, restarts: int) -> None:
 
 
 PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
-    RENDEZVOUS: (own_stores, own_files, own_ranks),
-    C10D: (own_backends, progress.watch_groups, ends_in_order),
-    OPTIMIZER: (progress.watch_optimizers,),
-    SCALER: (progress.watch_scalers,),
-    GRAPHS: (progress.watch_graphs,),
+    RENDEZVOUS: (own_stores, own_ranks_and_files),
+    "torch.distributed.distributed_c10d": (own_backends, progress.watch_groups, ends_in_order),
+    "torch.optim.optimizer": (progress.watch_optimizers,),
+    "torch.amp.grad_scaler": (progress.watch_scalers,),
+    "torch.cuda.graphs": (progress.watch_graphs,),
     ENGINE: (progress.watch_engines,),
     REQUESTS: (progress.watch_requests,),
-    SERIALIZATION: (progress.watch_saves,),
+    "torch.serialization": (progress.watch_saves,),
     HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())

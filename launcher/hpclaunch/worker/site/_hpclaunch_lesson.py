@@ -144,7 +144,7 @@ class NotedFunction:
         self, module: "ModuleType", name: str, function: "Any", noting: "Callable[..., object]"
     ) -> None:
         functools.update_wrapper(self, function)
-        self.place = getattr, (ModuleByName(module.__name__), name)
+        self.place = f"{module.__name__}:{name}"
         self.noting = noting
 
     def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
@@ -153,17 +153,9 @@ class NotedFunction:
         return result
 
     def __reduce__(self) -> "Any":
-        return self.place
+        import pkgutil
 
-
-class ModuleByName:
-    """A reference to a module that pickle accepts."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __reduce__(self) -> "Any":
-        return importlib.import_module, (self.name,)
+        return pkgutil.resolve_name, (self.place,)
 
 
 def lasting(changes: "Sequence[Step]", environ: "dict[str, str | None]") -> "list[Step]":

@@ -20,8 +20,11 @@ if TYPE_CHECKING:  # typing is not imported here
     from types import ModuleType
     from typing import Any
 
+    from ._hpclaunch_hooks import find_beyond, remove_finder
     from ._hpclaunch_restart import Restarts
     from ._hpclaunch_startup import Startup
+else:
+    from _hpclaunch_hooks import find_beyond, remove_finder  # loaded before
 
 TORCH = ("torch", "functorch")
 
@@ -97,15 +100,10 @@ class Parking:
         """Return what the other finders find, with a loader that restores torch."""
         if not self.is_parked or name not in self.modules:
             return None
-        for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None
-            if find_spec and finder is not self:
-                spec = find_spec(name, path, target)
-            if spec is not None:
-                spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
-                return spec
-        return None
+        spec: ModuleSpec | None = find_beyond(self, name, path, target)
+        if spec is not None:
+            spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
+        return spec
 
     def restored(self, name: str, origin: "str | None") -> "ModuleType":
         """Restore torch, whose module `name` was found at `origin`, and return this module."""
@@ -118,7 +116,7 @@ class Parking:
             self.is_parked = False
             for each, parked in self.modules.items():
                 sys.modules.setdefault(each, parked)
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            remove_finder(self)
             self.restarts.restored(self.effects)
         return module
 

@@ -28,6 +28,9 @@ else:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.01  # seconds between two checks for a notice
 MOST_ENTERED = 1000  # number of recent steps to keep
+# The fields of a slot that an earlier process may have left
+LEFT = (*range(layout.WRITER), layout.NUMBER, layout.ASKS, layout.ENTERED)
+LEFT += (layout.RESPONDER, layout.MAKES, layout.ALLOCATED, layout.HANDLED)
 
 
 class Progress:
@@ -101,24 +104,15 @@ class Progress:
                 memory = _mapped(fd)
                 if not claim(fd, place.slot, layout.WRITER):
                     return
-                # Erase what an earlier process has left.
-                fields = (
-                    layout.NUMBER,
-                    layout.ASKS,
-                    layout.ENTERED,
-                    layout.RESPONDER,
-                    layout.MAKES,
-                )
-                for field in (*range(layout.WRITER), *fields, layout.ALLOCATED, layout.HANDLED):
+                for field in LEFT:
                     os.pwrite(fd, bytes(8), begin + 8 * field)
                 self._slot = slot = layout.Slot(memory[begin : begin + layout.SLOT])
             import atexit
 
             atexit.register(self._end)
             os.register_at_fork(after_in_child=self._detach)
-            if (
-                slot.numbers[layout.ANSWERER] != os.getpid()
-            ):  # the answerer so far is a launcher, which only waits
+            # The answerer so far may be a launcher, which only waits.
+            if slot.numbers[layout.ANSWERER] != os.getpid():
                 slot.numbers[layout.ANSWERER] = os.getpid()
                 _print_stacks(place)
         except (ImportError, OSError):
@@ -130,9 +124,8 @@ class Progress:
         if slot is not None:
             import _signal  # type: ignore[import-not-found]  # the module in C
 
-            changed = (
-                s for s in range(1, layout.SIGNAL) if _signal.getsignal(s) != _signal.SIG_DFL
-            )
+            default, signals = _signal.SIG_DFL, range(1, layout.SIGNAL)
+            changed = (s for s in signals if _signal.getsignal(s) != default)
             slot.numbers[layout.HANDLED] = sum(1 << s for s in changed)
             self.phase(layout.END)
 
@@ -271,7 +264,7 @@ class Progress:
 
     def watch_groups(self, c10d: "ModuleType") -> None:
         """Watch torch.distributed.distributed_c10d."""
-        _wrap(c10d, "init_process_group", self._meets, self._has_met)
+        wrap(c10d, "init_process_group", self._meets, self._has_met)
 
     def watch_optimizers(self, optimizer: "Any") -> None:
         """Watch torch.optim.optimizer."""
@@ -279,7 +272,7 @@ class Progress:
         if register is not None:
             self._register_after = register
             self._register_before = optimizer.register_optimizer_step_pre_hook
-            _wrap(optimizer.Optimizer, "_patch_step_function", self._made)
+            wrap(optimizer.Optimizer, "_patch_step_function", self._made)
 
     def listen(self, function: "Callable[[object], None]") -> None:
         """Call `function` with the optimizer after each step, once there is an optimizer."""
@@ -293,23 +286,23 @@ class Progress:
     def watch_scalers(self, scaler: "ModuleType") -> None:
         """Watch torch.amp.grad_scaler. When it skips an optimizer step, the training still makes
         progress."""
-        _wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
+        wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
 
     def watch_engines(self, engine: "ModuleType") -> None:
         """Watch deepspeed.runtime.engine. With ZeRO, a step of the engine is several optimizer
         steps, one for each group of weights. Between them, the weights are inconsistent."""
         kind = getattr(engine, "DeepSpeedEngine", None)
-        _wrap(kind, "_take_model_step", self._begins, self._ends)
+        wrap(kind, "_take_model_step", self._begins, self._ends)
 
     def watch_requests(self, trainer: "ModuleType") -> None:
         """Watch transformers.trainer_jit_checkpoint. Its handler of SIGTERM starts a timer, which
         requests a checkpoint after 3 s, when some ranks may be a step ahead. For a notice, which
         all ranks take before the same step, request the checkpoint at once."""
-        _wrap(getattr(trainer, "CheckpointManager", None), "_sigterm_handler", self._requested)
+        wrap(getattr(trainer, "CheckpointManager", None), "_sigterm_handler", self._requested)
 
     def watch_graphs(self, graphs: "ModuleType") -> None:
         """Watch torch.cuda.graphs: the steps that are part of a graph are not seen."""
-        _wrap(getattr(graphs, "CUDAGraph", None), "replay", self._moved)
+        wrap(getattr(graphs, "CUDAGraph", None), "replay", self._moved)
 
     def _meets(self, *_: object) -> None:
         self.phase(layout.RENDEZVOUS, among=(layout.START,))
@@ -367,7 +360,7 @@ def _turn_to(slot: "layout.Slot", phase: int) -> None:
     slot.numbers[layout.PHASE] = phase
 
 
-def _wrap(
+def wrap(
     owner: "Any",
     name: str,
     before: "Callable[..., None]",

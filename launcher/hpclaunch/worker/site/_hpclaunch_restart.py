@@ -26,7 +26,6 @@ else:
     from _hpclaunch_hooks import beside  # loaded before
 
 is_read_at_load = beside("_hpclaunch_variables").is_read_at_load
-PR_SET_PDEATHSIG = 1
 MOST = 300  # characters of a name, so that a report fits into PIPE_BUF
 # Python itself ignores these.
 PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -86,13 +85,7 @@ class Restarts:
         that it sets, and send a pending report."""
         if (os.putenv, os.unsetenv) == self.watching:
             os.putenv, os.unsetenv = self.given
-        for fd, data in enumerate(effects.written, start=1):
-            beside("_hpclaunch_template").write(fd, data)
-        for name, value in effects.changes.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        beside("_hpclaunch_template").repeat(effects.written, effects.changes)
         if self.noted:
             self.send(self.noted)
 
@@ -138,7 +131,8 @@ class Restarts:
             if self.worker.stdin:
                 template.move(os.open(self.worker.stdin, os.O_RDONLY), 0)
             # Each thread has its own setting.
-            self.libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            processes = template.processes
+            processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             for s in signal.valid_signals():
                 ignored = s in self.ignored and s not in PYTHONS_OWN

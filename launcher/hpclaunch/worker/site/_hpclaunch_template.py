@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     import random
     from typing import TypeAlias
 
+    from .. import processes
     from .. import template_messages as replies
     from ..fork_server_messages import Worker
     from ..json_lines import JsonLines
     from ..messages import decode, never
-    from ..processes import PR_SET_PDEATHSIG, append_to, children, prctl
     from ..template_messages import NO_TORCH, REQUESTS, Fork, Load, Renew
     from ._hpclaunch_errors import record_errors
     from ._hpclaunch_hooks import beside
@@ -74,10 +74,10 @@ else:
     _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     sys.modules[_package.__name__] = _package
     _has_future = "__future__" in sys.modules
+    from _hpclaunch_worker import processes
     from _hpclaunch_worker import template_messages as replies
     from _hpclaunch_worker.json_lines import JsonLines
     from _hpclaunch_worker.messages import decode, never
-    from _hpclaunch_worker.processes import PR_SET_PDEATHSIG, append_to, children, prctl
     from _hpclaunch_worker.template_messages import NO_TORCH, REQUESTS, Fork, Load, Renew
 
     if not _has_future:  # a script would see it
@@ -126,16 +126,16 @@ class Template:
         self.unseeded: Any = None
         self.effects: Any = None  # of importing torch
         # The output and the changed variables of everything but the import of torch
-        self.written = (b"", b"")
+        self.written: tuple[bytes, ...] = (b"", b"")
         self.changes: dict[str, str | None] = {}
         self.parking: Any = None
         # The words of the command line up to the script, which all workers have in common
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         self.mine = startup.open
-        self.name = name()
+        self.name = process_name()
         set_name(NAME)
         # A search for workers by their command line must not find this process.
-        self.command = command_line()
+        self.command = processes.read_proc("self/cmdline", processes.LARGE)
         set_command_line(NAME)
 
     def run(self) -> "NewWorker | None":
@@ -167,7 +167,7 @@ class Template:
 
     def take_name(self) -> None:
         """Record a process name that an import has set, for the workers: older torches set one."""
-        if (given := name()) != NAME:
+        if (given := process_name()) != NAME:
             self.name = given
             set_name(NAME)
 
@@ -199,13 +199,11 @@ class Template:
             return
         for name in request.modules:
             self.load_module(name)
-        self.prepare_to_fork()
-        self.answer(replies.Ready(self.words))
-        gc.set_threshold(gc.get_threshold()[0] or often)  # a module may have set another one
-        finalizing().freeze()
+        self.prepare_to_fork(often)
 
-    def prepare_to_fork(self) -> None:
-        """Prepare what all workers need, so that no worker does it itself."""
+    def prepare_to_fork(self, often: int) -> None:
+        """Prepare what all workers need, so that no worker does it itself, and answer Ready.
+        `often` is the threshold of the garbage collector."""
         parking, torchs = self.startup.parking, self.effects
         self.changes = {
             name: value
@@ -222,6 +220,9 @@ class Template:
             beside(name)
         self.parking = parking.Parking(self.startup.modules, torchs)
         finalizing().left_out.append(self.parking)
+        self.answer(replies.Ready(self.words))
+        gc.set_threshold(gc.get_threshold()[0] or often)  # a module may have set another one
+        finalizing().freeze()
 
     def load_module(self, name: str) -> None:
         try:
@@ -249,7 +250,7 @@ class Template:
             os.waitpid(pid, 0)
         if threads():
             raise UnfitError(f"{what} starts threads")
-        if children():
+        if processes.children():
             raise UnfitError(f"{what} starts processes")
         for fd, target in self.startup.descriptors().items():
             if fd not in self.mine and (target.startswith(SHARED) or is_written(fd, target)):
@@ -317,10 +318,7 @@ class Template:
             self.answer(replies.Unsafe(name, why))
             os._exit(0)
         self.take_name()
-        gc.set_threshold(gc.get_threshold()[0] or often)
-        self.prepare_to_fork()
-        finalizing().freeze()
-        self.answer(replies.Ready(self.words))
+        self.prepare_to_fork(often)
 
     # Forking
 
@@ -357,8 +355,7 @@ class Template:
 
     def lesson_of(self, worker: "Worker", request: "Fork") -> "str | None":
         """Return the path to which the worker writes its lesson; None for most workers."""
-        places = dict(zip((0, -1), request.learn, strict=False))
-        for place, fd in places.items():
+        for place, fd in zip((0, -1), request.learn, strict=False):
             if worker is request.workers[place]:
                 return self.of_server(fd)
         return None
@@ -372,7 +369,7 @@ class Template:
         os.setsid()
         while os.getppid() == between:
             time.sleep(0.0002)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.server:
             os._exit(1)
         self.channel.close()
@@ -460,8 +457,6 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     if worker.stdin:
         move(os.open(worker.stdin, os.O_RDONLY), 0)
     close(*template.output)
-    for stream, data in enumerate(template.written, start=1):
-        write(stream, data)
     if worker.cpus:
         try:
             os.sched_setaffinity(0, worker.cpus)
@@ -471,11 +466,7 @@ def become(template: "Template", between: int, worker: "Worker", request: "Fork"
     environ = request.env | worker.env
     os.environ.clear()
     os.environ.update(environ)
-    for name, value in template.changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    repeat(template.written, template.changes)
     sys.orig_argv[:] = worker.argv
     sys.argv[1:] = worker.argv[len(template.words) :]
     forget()
@@ -543,10 +534,9 @@ def fork() -> int:
         return os.fork()
 
 
-def name() -> bytes:
+def process_name() -> bytes:
     """Return the name of this process, as ps and top show it."""
-    with open("/proc/self/comm", "rb") as f:
-        return f.read()[:-1]
+    return processes.read_proc("self/comm")[:-1]
 
 
 def set_name(new: bytes) -> None:
@@ -554,35 +544,17 @@ def set_name(new: bytes) -> None:
         f.write(new)
 
 
-def arguments() -> "tuple[int, int]":
-    """Return the begin and end of the command line in this process's memory, as in proc(5)."""
-    with open("/proc/self/stat", "rb") as f:
-        fields = f.read().rpartition(b")")[2].split()
-    return int(fields[45]), int(fields[46])
-
-
-def command_line() -> bytes:
-    with open("/proc/self/cmdline", "rb") as f:
-        return f.read()
-
-
 def set_command_line(new: bytes) -> None:
-    begin, end = arguments()
+    begin, end = map(int, processes.stat("self")[45:47])  # where it is in memory, as in proc(5)
     if begin:  # 0: this kernel hides the address
         ctypes.memmove(begin, new.ljust(end - begin, b"\0"), end - begin)
 
 
 def threads() -> "list[bytes]":
     """Return the names of the other threads, which a fork would lose, except HARMLESS ones."""
-    names = []
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            if int(thread) != os.getpid():
-                with open(f"/proc/self/task/{thread}/comm", "rb") as f:
-                    names.append(f.read()[:-1])
-        except OSError:
-            pass  # it has ended
-    return [name for name in names if name not in HARMLESS]
+    others = {*processes.threads_of(os.getpid())} - {str(os.getpid())}
+    lines = [processes.read_proc(f"self/task/{thread}/comm") for thread in others]
+    return [line[:-1] for line in lines if line and line[:-1] not in HARMLESS]
 
 
 def is_traced() -> bool:
@@ -618,7 +590,7 @@ def close(*fds: "int | None") -> None:
 
 def redirect(out: str, err: str) -> None:
     for stream, path in enumerate((out, err), start=1):
-        move(append_to(path), stream)
+        move(processes.append_to(path), stream)
 
 
 def move(fd: int, stream: int) -> None:
@@ -630,9 +602,16 @@ def move(fd: int, stream: int) -> None:
         os.close(fd)
 
 
-def write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+def repeat(written: "tuple[bytes, ...]", changes: "dict[str, str | None]") -> None:
+    """Repeat in a worker what imports did beside loading modules: output, and changed variables."""
+    for stream, data in enumerate(written, start=1):
+        while data:
+            data = data[os.write(stream, data) :]
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def script_directory() -> "str | None":

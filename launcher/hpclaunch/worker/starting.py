@@ -29,31 +29,21 @@ from .template_messages import Begun, Failed, Fork, Forked, Ready, Unfit, Unsafe
 from .terminals import Streams
 from .worker_lease import WorkerLease
 
-BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
+FORK_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
 KILLED = 128 + signal.SIGKILL  # exit code
 NO_PROCESS = 126  # exit code of a worker for which the kernel grants no process
 
 
-class NewWorkers(NamedTuple):
-    """The workers that are to start."""
-
-    workers: list[Worker]
-    streams: dict[int, Streams]  # of each rank, in place of the files that a worker names
-    env: dict[str, str]
-    warm: bool
-    learn: bool
-
-
 class Callbacks(NamedTuple):
-    """The functions that Births calls."""
+    """The functions that Starting calls."""
 
     report: Callable[[messages.Event], None]
-    born: Callable[[Worker, int], None]  # a worker, its pid
-    ended: Callable[[int, int, int], None]  # pid of a worker that was born, code, signal
+    started: Callable[[Worker, int], None]  # a worker, its pid
+    ended: Callable[[int, int, int], None]  # pid of a worker that was started, code, signal
     reap: Callable[[], None]  # wait for processes that have ended
 
 
-class Births:
+class Starting:
     def __init__(
         self,
         spawner: Spawner,
@@ -69,7 +59,8 @@ class Births:
         self._spawner = spawner
         self._lease = lease
         self._on = on
-        self._request: NewWorkers | None = None  # waits for the template, or is being forked
+        self._request: messages.Start | None = None  # waits for the template, or is being forked
+        self._streams: dict[int, Streams] = {}  # of each rank of the request
         self.is_forking = False  # the template forks the workers of the request
         self._early: dict[int, tuple[int, int]] = {}  # pid -> (code, signal) of an unknown child
         self._has_reported_restart = False
@@ -91,9 +82,10 @@ class Births:
             return False
         return True
 
-    def start(self, request: NewWorkers) -> None:
-        """Start these workers, as soon as it is known whether warm or cold."""
-        self._request = request
+    def start(self, request: messages.Start, streams: dict[int, Streams]) -> None:
+        """Start these workers, as soon as it is known whether warm or cold. `streams` has those of
+        each rank, in place of the files that a worker names."""
+        self._request, self._streams = request, streams
         if request.warm and self.template.state is State.NONE and not self._must_be_cold:
             self.start_template()  # the last attempt has failed
         self.proceed()
@@ -108,7 +100,7 @@ class Births:
                 pass
             elif warm and state is State.READY:
                 self.is_forking = True
-                workers = [w.replaced(**request.streams[w.rank]) for w in request.workers]
+                workers = [w.replaced(**self._streams[w.rank]) for w in request.workers]
                 self._fork("workers", workers, request.env, learn=request.learn)
             else:
                 self._request = None
@@ -121,9 +113,9 @@ class Births:
             self.store.close()
             self._lose_store(template.why)
 
-    def _spawn(self, request: NewWorkers) -> None:
+    def _spawn(self, request: messages.Start) -> None:
         for worker in request.workers:
-            environ, streams = request.env | worker.env, request.streams[worker.rank]
+            environ, streams = request.env | worker.env, self._streams[worker.rank]
             try:
                 pid = self._spawner.spawn(
                     worker.argv,
@@ -134,14 +126,12 @@ class Births:
                     cpus=worker.cpus,
                 )
             except OSError as e:
-                self._not_born(worker.rank, streams, str(e.strerror))
+                self._not_started(worker.rank, str(e.strerror))
             else:
-                self._on.born(worker, pid)
+                self._on.started(worker, pid)
 
-    def _not_born(
-        self, rank: int, streams: Streams, why: str, code: int = NO_PROCESS, signum: int = 0
-    ) -> None:
-        complain(streams["err"], f"cannot start the worker: {why}")
+    def _not_started(self, rank: int, why: str, code: int = NO_PROCESS, signum: int = 0) -> None:
+        complain(self._streams[rank]["err"], f"cannot start the worker: {why}")
         if not signum:  # the kernel grants no further process
             self._on.report(messages.CannotStart(why))
         self._on.report(messages.Exit(rank, code, signum))
@@ -171,8 +161,8 @@ class Births:
             self._request = None
 
     def hear_fork(self) -> None:
-        """Wait for workers that are being forked, for BIRTH_LIMIT at most."""
-        limit = time.monotonic() + BIRTH_LIMIT
+        """Wait for workers that are being forked, for FORK_LIMIT at most."""
+        limit = time.monotonic() + FORK_LIMIT
         while self.is_forking and time.monotonic() < limit:
             self.hear_template(wait=0.1)
             self._on.reap()
@@ -221,10 +211,9 @@ class Births:
         for worker in request.workers:
             if worker.rank in reply.pids:
                 pids.append(reply.pids[worker.rank])
-                self._on.born(worker, pids[-1])
+                self._on.started(worker, pids[-1])
             else:
-                streams = request.streams[worker.rank]
-                self._not_born(worker.rank, streams, reply.why, code, signum)
+                self._not_started(worker.rank, reply.why, code, signum)
         early, self._early = self._early, {}
         for pid in early.keys() & pids:
             self._on.ended(pid, *early[pid])

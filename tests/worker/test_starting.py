@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpclaunch.worker.births import Births, Callbacks, NewWorkers
-from hpclaunch.worker.fork_server_messages import Step, StoreExit, Template
+from hpclaunch.worker.fork_server_messages import Start, Step, StoreExit, Template
 from hpclaunch.worker.processes import Spawner
+from hpclaunch.worker.starting import Callbacks, Starting
 from hpclaunch.worker.store import Store
 from hpclaunch.worker.template_client import State, TemplateClient
 from hpclaunch.worker.template_messages import Forked
@@ -25,50 +25,52 @@ def reported():
 
 
 @pytest.fixture
-def births(reported, monkeypatch):
+def starting(reported, monkeypatch):
     def refuse():
         raise BlockingIOError(errno.EAGAIN, "no further process")
 
     monkeypatch.setattr(os, "fork", refuse)
     spawner = Spawner({}, ())
     on = Callbacks(reported.append, None, None, None)
-    births = Births(spawner, TemplateClient(spawner, ()), Store(), SimpleNamespace(holds=False), on)
-    yield births
-    births.store.close()
+    template, lease = TemplateClient(spawner, ()), SimpleNamespace(holds=False)
+    starting = Starting(spawner, template, Store(), lease, on)
+    yield starting
+    starting.store.close()
 
 
 def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_template_that_cannot_start_is_reported_and_leaves_nothing_open(births, reported):
+def test_a_template_that_cannot_start_is_reported_and_leaves_nothing_open(starting, reported):
     before = open_files()
-    assert not births.start_template()
+    assert not starting.start_template()
     assert reported == [Template("dead", WHY)]
-    assert births.template.state is State.NONE
-    assert births.template.fileno() == -1
+    assert starting.template.state is State.NONE
+    assert starting.template.fileno() == -1
     assert open_files() == before
 
 
-def test_the_next_round_tries_again_to_start_a_template(births, monkeypatch):
-    births.start_template()
+def test_the_next_round_tries_again_to_start_a_template(starting, monkeypatch):
+    starting.start_template()
     tried = []
-    monkeypatch.setattr(births.template, "start", lambda: tried.append(1))
-    births.start(NewWorkers([], {}, {}, warm=False, learn=False))
+    monkeypatch.setattr(starting.template, "start", lambda: tried.append(1))
+    start = Start([], {}, "", [], False, False, False, {}, (), False)
+    starting.start(start, {})
     assert tried == []
-    births.start(NewWorkers([], {}, {}, warm=True, learn=False))
+    starting.start(start.replaced(warm=True), {})
     assert tried == [1]
 
 
 @pytest.fixture
-def learned(births):
+def learned(starting):
     """A template that has a step to do."""
-    template = births.template
+    template = starting.template
     template.prepare((), {}, (), [], [Step("import", "numpy", None)])
     template.state = State.READY
-    template._output = [os.memfd_create(name) for name in ("out", "err")]
+    template.process = SimpleNamespace(output=[os.memfd_create(name) for name in ("out", "err")])
     yield template
-    for fd in template._output:
+    for fd in template.process.output:
         os.close(fd)
 
 
@@ -93,26 +95,26 @@ def test_without_descriptors_there_is_no_successor(learned, monkeypatch, owner, 
     assert open_files() == before
 
 
-def test_a_store_for_which_no_template_can_start_is_lost_at_once(births, reported):
-    port = births.store.listen(loopback=True)
-    births.store.begin("store.err", ())
+def test_a_store_for_which_no_template_can_start_is_lost_at_once(starting, reported):
+    port = starting.store.listen(loopback=True)
+    starting.store.begin("store.err", ())
     with socket.create_connection(("127.0.0.1", port)):
-        assert births.stores_to_watch() == [births.store]
-        births.on_store_wanted()
+        assert starting.stores_to_watch() == [starting.store]
+        starting.on_store_wanted()
     assert reported == [Template("dead", WHY), StoreExit(port, 1, 0, WHY)]
-    assert births.stores_to_watch() == []
+    assert starting.stores_to_watch() == []
 
 
 def test_an_end_that_was_no_stores_is_not_taken_for_that_of_a_later_one(
-    births, reported, monkeypatch
+    starting, reported, monkeypatch
 ):
     leftover = 100
     for pid in (200, leftover):
-        births.store.asked = True
+        starting.store.asked = True
         if pid != leftover:
-            births.ended(leftover, 0, 0)
+            starting.ended(leftover, 0, 0)
         reply = Forked("store", {}, pid, "")
-        monkeypatch.setattr(births.template, "receive", lambda _, reply=reply: [reply])
-        births.hear_template()
-    assert births.store.pid == leftover
+        monkeypatch.setattr(starting.template, "receive", lambda _, reply=reply: [reply])
+        starting.hear_template()
+    assert starting.store.pid == leftover
     assert reported == []
