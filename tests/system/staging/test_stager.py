@@ -498,8 +498,8 @@ def test_an_older_one_that_reaches_storage_later_is_new_enough_too(node, stager)
     write(node.stage / "step-3.pt", 3)
     drain = stager.draining.drain
 
-    def drain_and_delete(found, contents, all_found):
-        why = drain(found, contents, all_found)
+    def drain_and_delete(contents, found):
+        why = drain(contents, found)
         for name in ("step-1.pt", "step-3.pt"):
             (node.stage / name).unlink(missing_ok=True)
         return why
@@ -677,7 +677,7 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     write(node.stage / "step-2.pt", 2)
     stager.work()
     assert names(node.storage) == ["step-2.pt"]
-    stager.draining.failed = (*stager.draining.failed[:2], 0.0)
+    stager.draining.failed = stager.draining.failed[0], 0.0
     stager.work()
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 
@@ -1057,7 +1057,7 @@ def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeyp
         stager.work()
     assert not stager.draining.has_pauses
     assert names(node.stage) == ["step-1.pt", "step-2.pt"]
-    stager.draining.failed = (*stager.draining.failed[:2], 0.0)
+    stager.draining.failed = stager.draining.failed[0], 0.0
     stager.work()
     (no_room,) = sent(node, messages.NoRoom)
     assert "another checkpoint of 158 KiB" in no_room.why

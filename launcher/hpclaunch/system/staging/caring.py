@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpclaunch.core.staging.care import Care, Delete, Drop, DropFetched, Keep, KeepEnded, View
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Manifest, manifest
-from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from . import orders
 from .contents import HERE, Contents, is_part, names_any, notes
@@ -174,11 +173,11 @@ class Caring:
         found = (e for e in self._nodes.inventories[node].entries if e.name in fetched)
         self._nodes.delete_at({node: [e for e in found if is_part(e.name, restored)]}, restored)
 
-    def manifest(self, found: ExaminedCheckpoint, contents: Contents) -> Manifest:
+    def manifest(self, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint, with the trackers and links that name it. Raises
         OSError and GivenUpError.
         """
-        root, candidate = self._nodes.launch.root, found.candidate
+        root, candidate = self._nodes.launch.root, contents.found.candidate
         is_root = contents.key == HERE
         items = [i for i in contents.items if not i.is_folder]
         items = [i for i in items if not is_root or i.name in contents.essential]

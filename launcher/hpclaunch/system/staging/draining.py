@@ -26,7 +26,7 @@ from .copying import (
 from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
-from .one_node import Complete, OneNode
+from .one_node import OneNode
 from .other_files import OtherFiles, set_aside
 from .publishing import draft, later, publish, sweep
 from .removal import rmtree
@@ -60,7 +60,7 @@ class Draining:
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.number = 0  # of drains so far
-        self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
+        self.failed: tuple[object, float] = None, 0.0  # its identity, and when to try again
         self._is_swept = False
         self._term = 0  # at the last sweep
         self._is_late = False  # the script deletes or rewrites what is not on storage yet
@@ -69,7 +69,7 @@ class Draining:
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
         self._no_room: messages.NoRoom | None = None
         self._say_due = 0.0
-        self._unweighed: list[Complete] | None = None  # of a look that no copy has considered yet
+        self._unweighed: list[Contents] | None = None  # of a look that no copy has considered yet
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
 
@@ -118,9 +118,8 @@ class Draining:
 
     def is_waiting(self, contents: Contents) -> bool:
         """Return whether the drain of this has failed, and is tried again only later."""
-        key, identity, again = self.failed
-        is_failed = (key, identity) == (contents.key, contents.identity)
-        return is_failed and time.monotonic() < again
+        failed, again = self.failed
+        return failed == contents.identity and time.monotonic() < again
 
     def note_drained(self, contents: Contents) -> None:
         self._drained[contents.key] = contents.identity
@@ -135,18 +134,18 @@ class Draining:
         keys = {os.path.relpath(f.candidate.path, self._launch.root) for f in found}
         return keys - self._drained.keys()
 
-    def drain(
-        self, found: ExaminedCheckpoint, contents: Contents, all_found: Sequence[ExaminedCheckpoint]
-    ) -> str:
-        """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
-        began, step = time.monotonic(), found.candidate.step
+    def drain(self, contents: Contents, found: Sequence[ExaminedCheckpoint]) -> str:
+        """Copy a complete checkpoint, one of those `found`, to storage. Return why that was not
+        possible, or "".
+        """
+        began, step = time.monotonic(), contents.found.candidate.step
         self._paused, self.chosen, self._unweighed = 0.0, None, None
         path = self._launch.on_storage(contents.key)
         try:
             if self._is_outdated(contents):
                 self._drained[contents.key] = contents.identity
                 return ""
-            is_new = self._copy(found, contents, all_found)
+            is_new = self._copy(contents, found)
         except GivenUpError as e:
             self._finishes = True
             return str(e)
@@ -154,7 +153,7 @@ class Draining:
             why = e.strerror or str(e)
             is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
             if not (is_deleted and str(e.filename).startswith(self._launch.own)):
-                self.failed = contents.key, contents.identity, time.monotonic() + AGAIN
+                self.failed = contents.identity, time.monotonic() + AGAIN
                 self._is_swept = False  # the draft may be left, if storage is away
                 self._requests.send(messages.DrainFailed(path, why))
             return why
@@ -169,20 +168,15 @@ class Draining:
         self._report_no_room()
         return ""
 
-    def _copy(
-        self,
-        found: ExaminedCheckpoint,
-        contents: Contents,
-        all_found: Sequence[ExaminedCheckpoint],
-    ) -> bool:
+    def _copy(self, contents: Contents, found: Sequence[ExaminedCheckpoint]) -> bool:
         """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
         self.sweep_again()
         is_there = self._run(contents.is_copied, self._storage)
         with draft(self._storage, self._launch.name, self._run) as drafted:
-            candidates = [f.candidate for f in all_found]
-            beside = notes(self._launch.root, contents.key, candidates, self.absent(all_found))
+            candidates = [f.candidate for f in found]
+            beside = notes(self._launch.root, contents.key, candidates, self.absent(found))
             beside = [
                 each
                 for each in beside
@@ -194,7 +188,7 @@ class Draining:
             if not is_there:
                 self._refuse_older(contents)
                 self._hold(contents)
-            self._looking.check(found, contents)
+            self._looking.check(contents)
             if not is_there:
                 self._copy_held(contents, drafted)
             self._refuse_older(contents)
@@ -265,7 +259,7 @@ class Draining:
         the clocks of the nodes differ.
         """
         if self._has_newer(contents.items[-1]):
-            self.failed = contents.key, contents.identity, time.monotonic() + AGAIN
+            self.failed = contents.identity, time.monotonic() + AGAIN
             why = "storage has a newer one"
             self._requests.send(messages.DrainFailed(self._launch.on_storage(contents.key), why))
             raise GivenUpError(why)
@@ -331,9 +325,9 @@ class Draining:
         """Look for new checkpoints, have other nodes copy them, and make room in memory."""
         if (found := self._looking.look()) is not None:
             self._unweighed = complete = self.consider(found)
-            self._deletion.make_room([c for _, c in complete], self.is_on_storage)
+            self._deletion.make_room(complete, self.is_on_storage)
 
-    def consider(self, found: Sequence[ExaminedCheckpoint]) -> list[Complete]:
+    def consider(self, found: Sequence[ExaminedCheckpoint]) -> list[Contents]:
         """Check the room for the next checkpoint, and have other nodes copy those that a look has
         found. Return the complete ones.
         """
@@ -343,41 +337,36 @@ class Draining:
         return complete
 
     def _check_worth(
-        self, contents: Contents | None, done: int, complete: Sequence[Complete]
+        self, contents: Contents | None, done: int, complete: Sequence[Contents]
     ) -> None:
         """Raise GivenUpError if a newer checkpoint should be drained instead: `complete` are those
         of the last look. At least every other drain is finished, however often the script saves.
         """
-        newest = complete[0][1] if complete else None
+        newest = complete[0] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:
             if not is_newest:
                 raise GivenUpError("there is a new checkpoint")
             return
-        if newest is not None and (newest.key, newest.identity) == (
-            contents.key,
-            contents.identity,
-        ):
+        if newest is not None and newest.identity == contents.identity:
             return
         if not is_newest and not self._finishes and 2 * done < contents.size:
             raise GivenUpError("there is a newer checkpoint")
-        is_deleted = all(
-            (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
-        )
+        is_deleted = all(each.identity != contents.identity for each in complete)
         if is_deleted and done < contents.size and self._nodes.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
-    def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+    def _check_room(self, complete: Sequence[Contents]) -> None:
         """Check once for each new checkpoint that the next one will fit, if those that are on
         storage make room for it. Do this before the next save begins, which takes room itself.
         """
-        if not complete or complete[0][1].identity == self._sized:
+        if not complete or complete[0].identity == self._sized:
             return
-        newest = complete[0][1]
+        newest = complete[0]
         self._sized = newest.identity
         with contextlib.suppress(OSError):
-            older = [c for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
+            older = [c for c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
             why, host = self._nodes.lack(newest, older)
             self._no_room = messages.NoRoom(why, host) if why else None
             self._is_late |= bool(why)

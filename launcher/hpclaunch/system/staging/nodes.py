@@ -25,7 +25,7 @@ from .fetching import Source
 from .launch import Launch
 from .messages import Follow, Lead, Listening, Secret
 from .node import Inventory, StageNode
-from .one_node import Complete, OneNode
+from .one_node import OneNode
 from .orders import Call, Copy, Delete, Fetch, LocalNode, Look, Node, Note
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
@@ -232,25 +232,25 @@ class Nodes(OneNode):
         found = self.inventories.get(self._owner(each))
         return found is not None and each.name in found.old
 
-    def _last_manifests(self, complete: Sequence[Complete]) -> list[Manifest]:
-        return [self._last[contents.key] for _, contents in complete]
+    def _last_manifests(self, complete: Sequence[Contents]) -> list[Manifest]:
+        return [self._last[contents.key] for contents in complete]
 
-    def manifests(self, complete: Iterable[Complete]) -> list[Manifest]:
+    def manifests(self, complete: Iterable[Contents]) -> list[Manifest]:
         """Return the manifests of complete checkpoints, as far as they are whole."""
         return [found for _, found in self._with_manifests(complete)]
 
-    def whole(self, complete: Iterable[Complete]) -> list[Complete]:
+    def whole(self, complete: Iterable[Contents]) -> list[Contents]:
         every = list(self._with_manifests(complete))
         mixed = mixtures([found for _, found in every], self.holdings)
         return [each for each, found in every if found not in mixed]
 
-    def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
+    def _with_manifests(self, complete: Iterable[Contents]) -> Iterator[tuple[Contents, Manifest]]:
         kept = [k.manifest for holding in self.holdings for k in holding.kept]
         before = [(m, _state(m)) for m in (*kept, *self._last.values())]
         self._last = {}
         for each in complete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
-                found = self._caring.manifest(*each)
+                found = self._caring.manifest(each)
                 state = _state(found)
                 # Some formats do not show that a file is missing: it may be on a lost node.
                 fuller = next((m for m, known in before if state < known), None)
@@ -258,11 +258,11 @@ class Nodes(OneNode):
                 if fuller is None:
                     yield each, found
 
-    def care(self, complete: Sequence[Complete], incomplete: Iterable[Complete] = ()) -> None:
+    def care(self, complete: Sequence[Contents], incomplete: Iterable[Contents] = ()) -> None:
         others = []
         for each in incomplete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
-                others.append(self._caring.manifest(*each))
+                others.append(self._caring.manifest(each))
         self._caring.look(self._last_manifests(complete), others)
 
     def drop_kept(self, host: str) -> None:
@@ -270,7 +270,7 @@ class Nodes(OneNode):
             if self.hosts.get(node) == host:
                 self._caring.drop_all(node)
 
-    def delete_rest(self, complete: Sequence[Complete]) -> None:
+    def delete_rest(self, complete: Sequence[Contents]) -> None:
         if self._caring.finish(self._last_manifests(complete)):
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()

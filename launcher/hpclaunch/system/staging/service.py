@@ -186,18 +186,18 @@ class Stager:
         if (found := self.looking.look()) is None:
             return
         complete = draining.consider(found)
-        for each, contents in complete:
+        for contents in complete:
             if draining.is_waiting(contents):
                 break
             if not draining.is_on_storage(contents):
-                if not draining.drain(each, contents, found):
+                if not draining.drain(contents, found):
                     self.looking.due = 0.0
                     with contextlib.suppress(OSError, GivenUpError):  # the flush reports it
                         between = draining.between(None)
                         self._report(self.others.drain(found, between, draining.absent(found)))
                 break
         self._rotate()
-        self.deletion.make_room([c for _, c in complete], draining.is_on_storage)
+        self.deletion.make_room(complete, draining.is_on_storage)
         self.nodes.share()
 
     def _report(self, failed: Sequence[tuple[str, str]]) -> None:
@@ -244,19 +244,19 @@ class Stager:
         every = list(self.looking.candidates(found))
         complete = self.nodes.whole(every)
         self.nodes.delete_rest(complete)
-        keys = {contents.key for _, contents in complete}
-        newer = takewhile(lambda key: key not in keys, (contents.key for _, contents in every))
+        keys = {contents.key for contents in complete}
+        newer = takewhile(lambda key: key not in keys, (contents.key for contents in every))
         mixed = tuple(map(on_storage, newer))
         failed: list[tuple[str, str]] = []
         for batch in (complete[:1], complete[1:]):  # older ones are worth less than other files
-            for each, contents in batch:
+            for contents in batch:
                 if not draining.is_on_storage(contents) and (
-                    why := draining.drain(each, contents, found)
+                    why := draining.drain(contents, found)
                 ):
                     path = on_storage(contents.key)
                     missing.append(path)
                     first = first or why
-                    newest = path if contents is complete[0][1] else newest
+                    newest = path if contents is complete[0] else newest
             failed = self.others.flush(found, draining.between(None), draining.absent(found))
         self._rotate()
         self.nodes.share()
