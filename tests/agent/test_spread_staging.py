@@ -88,7 +88,7 @@ def member(tmp_path, monkeypatch):
 
 
 def test_a_stager_is_introduced_and_its_port_reported(member):
-    assert member.requests("introduce", "lead") == [("introduce", b"key".hex())]
+    assert member.requests("secret", "lead") == [("secret", b"key".hex())]
     assert member.events == [events.StagerFound(6000)]
     assert member.turn() == []
     assert member.requests("restore") == []
@@ -194,7 +194,7 @@ def test_a_stager_that_is_started_again_leads_and_restores(head):
     head.search()
     assert head.die() == [events.StagerFound()]
     after = [request[0] for request in head.asked[head.asked.index(("close",)) + 1 :]]
-    assert after == ["start", "introduce", "lead", "rounds", "restore"]
+    assert after == ["start", "secret", "lead", "rounds", "restore"]
     assert head.reply(messages.Listening(6500)) == [events.StagerFound(6500)]
 
 

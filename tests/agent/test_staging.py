@@ -35,8 +35,9 @@ class Client:
         self._asked, self.given, self.lost = asked, [], False
         asked.append(("start", settings[1]))
 
-    def __getattr__(self, name):
-        return lambda *words, **more: self._asked.append((name, *words, *more.values()))
+    def send(self, request):
+        values = (getattr(request, name) for name in request.__match_args__)
+        self._asked.append((request.op, *values))
 
     def fileno(self):
         return FD

@@ -74,7 +74,7 @@ class SpreadStaging(Staging):
 
     def _new_client(self, paths: StagedPaths) -> StagingClient:
         client = super()._new_client(paths)
-        client.introduce(self._key.hex())
+        client.send(messages.Secret(self._key.hex()))
         self._send_lead(client)
         return client
 
@@ -93,14 +93,15 @@ class SpreadStaging(Staging):
         )
         index, job = self._control.index, self._control.job
         lease = job.timing.vote_lease + job.timing.election  # by then, another one may lead
-        client.lead(self._led.term, index, job.places[index].host, lease, peers)
+        host = job.places[index].host
+        client.send(messages.Lead(self._led.term, index, host, lease, peers))
 
     def _follow(self) -> None:
         """Stop what this agent did as the leader."""
         self._led = self._request = self._wait = None
         self._search_number = 0
         if self._client is not None:
-            self._client.follow()
+            self._client.send(messages.Follow())
 
     def update(self, now: float) -> list[events.Event]:
         """Also report a change of the stager's state to the core."""
@@ -145,7 +146,7 @@ class SpreadStaging(Staging):
 
     def _send_search(self) -> None:
         if self._client is not None and self._search_number:
-            self._client.search(self._search_number)
+            self._client.send(messages.Search(self._search_number))
 
     def note_round(self, *, stages: bool) -> None:
         """Note where the next round saves. If on storage, give up the staging directory: all that

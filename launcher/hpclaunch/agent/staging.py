@@ -132,7 +132,7 @@ class Staging(Adapter):
         assert self.paths is not None, "there is a staging directory"
         self._start_at = math.inf
         self._client = client = self._new_client(self.paths)
-        client.rounds(self._rounds, hurry=self._hurries)
+        client.send(messages.Rounds(self._rounds, self._hurries))
         self._send_request()
 
     def _new_client(self, paths: StagedPaths) -> StagingClient:
@@ -153,13 +153,8 @@ class Staging(Adapter):
         self._send_request()
 
     def _send_request(self) -> None:
-        client, request = self._client, self._request
-        if client is None:
-            return
-        if isinstance(request, messages.Restore):
-            client.restore(request.id, request.avoid, request.nodes)
-        elif request is not None:
-            client.flush(request.id)
+        if self._client is not None and self._request is not None:
+            self._client.send(self._request)
 
     def note_rounds(self, rounds: Rounds, *, hurry: bool) -> None:
         """Note the rounds so far. `hurry`: copy at full speed, since the last one is ending."""
@@ -168,7 +163,7 @@ class Staging(Adapter):
             self.skipped, self._tried = (), set()  # the round's beginning has reported `skipped`
             self._kills.begin()
         if self._client is not None:
-            self._client.rounds(rounds, hurry=hurry)
+            self._client.send(messages.Rounds(rounds, hurry))
 
     def note_failure(self) -> None:
         """Note that a worker has failed. If memory was full, another round that saves there would

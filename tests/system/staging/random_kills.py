@@ -86,7 +86,7 @@ def run(name: str, kills: int, seed: int) -> str:
             client = start()
         script.is_over.set()
         script.join()
-        client.flush(1)
+        client.send(messages.Flush(1))
         flushed = wait_for(client, messages.Flushed)
         assert flushed == messages.Flushed(1, (), ""), flushed
         differing = {*picture(storage).items()} ^ {*picture(Path(directory.path)).items()}
