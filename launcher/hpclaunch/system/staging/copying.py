@@ -32,6 +32,11 @@ def at_once(_done: int, _took: float) -> int:
 class GivenUpError(Exception):
     """A copy is not worth finishing, or not possible. The text says why."""
 
+    def __init__(self, why: str, host: str = "") -> None:
+        """`host` is that of the node which is the cause; "": this one, or none in particular."""
+        super().__init__(why)
+        self.host = host
+
 
 class LostError(GivenUpError):
     """The node that has the files is lost, or its script has just deleted them."""

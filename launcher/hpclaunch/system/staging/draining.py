@@ -32,7 +32,6 @@ from .publishing import draft, later, publish, sweep
 from .removal import rmtree
 from .requests import Requests
 
-HELD = "held"
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
 
@@ -57,12 +56,12 @@ class Draining:
         self._answer = answer
         self._run = launch.storage_thread.run
         launch.storage_thread.meanwhile = self.meanwhile
-        self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
+        self._held = os.path.join(launch.own, "held")  # the checkpoint that is being copied
+        rmtree(self._held)  # left by a stager that was killed
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.number = 0  # of drains so far
         self.failed: tuple[object, float] = None, 0.0  # its identity, and when to try again
-        self._is_swept = False
-        self._term = 0  # at the last sweep
+        self._swept_term: int | None = None  # in which storage was swept; None: not yet, or again
         self._is_late = False  # the script deletes or rewrites what is not on storage yet
         self._is_rewritten = False  # the script writes to files in place while they are copied
         self._finishes = False  # the last drain was given up, so the next one is finished
@@ -79,7 +78,9 @@ class Draining:
         return not is_urgent and self._requests.has_pauses
 
     def sweep(self) -> None:
-        """Remove what a killed stager has left unfinished. Raises OSError."""
+        """Remove what a killed stager has left unfinished on storage, unless that is done: some of
+        it may stay, and another node may have led meanwhile. Raises OSError.
+        """
 
         def decisive(path: str) -> str:
             where = os.path.dirname(path)
@@ -92,15 +93,8 @@ class Draining:
             places = {self._storage, *roots(self._launch.there.where)}
             return sweep(places, decisive, self._launch.name)
 
-        rmtree(self._held)
-        term = self._nodes.term
-        self._is_swept = self._run(swept)
-        self._term = term
-
-    def sweep_again(self) -> None:
-        """Sweep if something may be left, also by another node that has led. Raises OSError."""
-        if not self._is_swept or self._term != self._nodes.term:
-            self.sweep()
+        if (term := self._nodes.term) != self._swept_term:
+            self._swept_term = term if self._run(swept) else None
 
     def is_on_storage(self, contents: Contents) -> bool:
         """Return whether a checkpoint was drained. Once no worker runs, also check that nobody has
@@ -154,7 +148,7 @@ class Draining:
             is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
             if not (is_deleted and str(e.filename).startswith(self._launch.own)):
                 self.failed = contents.identity, time.monotonic() + AGAIN
-                self._is_swept = False  # the draft may be left, if storage is away
+                self._swept_term = None  # the draft may be left, if storage is away
                 self._requests.send(messages.DrainFailed(path, why))
             return why
         finally:
@@ -172,7 +166,7 @@ class Draining:
         """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
-        self.sweep_again()
+        self.sweep()
         is_there = self._run(contents.is_copied, self._storage)
         with draft(self._storage, self._launch.name, self._run) as drafted:
             candidates = [f.candidate for f in found]

@@ -23,10 +23,9 @@ from hpclaunch.system.shared.helper import say_now
 from hpclaunch.worker.json_lines import AgentChannel
 
 from . import messages, stage_directory
-from .contents import Contents
 from .copying import GivenUpError, reason
 from .deletion import Deletion
-from .draining import HELD, Draining
+from .draining import Draining
 from .launch import Launch
 from .looking import PERIOD, Looking
 from .one_node import OneNode
@@ -34,7 +33,7 @@ from .other_files import OtherFiles
 from .publishing import sweep
 from .removal import rmtree
 from .requests import Requests
-from .restoring import Restoring
+from .restoring import restore
 
 if TYPE_CHECKING:
     from .gathering import Gathering
@@ -54,11 +53,15 @@ class Stager:
         self.looking = looking = Looking(launch, requests, nodes)
         self.others, self.deletion = OtherFiles(launch, nodes), Deletion(launch, nodes)
         self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
-        answer = self._answer_restores
-        self.draining = Draining(
+        answer = partial(self._answer, is_draining=True)
+        self.draining = draining = Draining(
             launch, requests, nodes, looking, self.others, self.deletion, answer
         )
-        rmtree(os.path.join(launch.own, HELD))
+        self._gathering: Gathering | None = None  # with several nodes
+        if launch.has_several_nodes:
+            from .gathering import Gathering  # it needs libraries
+
+            self._gathering = Gathering(launch, nodes, looking, draining, self.others, requests)
         sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
 
     def run(self) -> None:
@@ -72,7 +75,7 @@ class Stager:
             # Some may have come during a look.
             idle = 0.0 if requests.pending else max(0.0, self.looking.due - time.monotonic())
             requests.serve(idle)
-            self._answer_all()
+            self._answer()
             if requests.is_gone:
                 self._end()
                 return
@@ -82,31 +85,22 @@ class Stager:
                 else:
                     self.looking.due = time.monotonic() + PERIOD
 
-    def _answer_all(self) -> None:
-        pending, send = self.requests.pending, self.requests.send
-        while pending:
-            self._answer_restores()
-            match pending.popleft() if pending else None:
-                case messages.Restore() as request:
-                    send(self.restore(request))
-                case messages.Flush(id=number):
-                    send(self.flush(number))
-
-    def _answer_restores(self) -> None:
-        """With several nodes, answer requests to restore and to search, also during a drain: a
-        round waits for them.
+    def _answer(self, *, is_draining: bool = False) -> None:
+        """Answer the pending requests. During a drain, only those to restore and to search, and
+        only with several nodes: a round waits for them.
         """
         pending, send = self.requests.pending, self.requests.send
-        while self._launch.has_several_nodes and pending:
-            match pending[0]:
+        while pending:
+            waits = isinstance(pending[0], messages.Flush) or not self._launch.has_several_nodes
+            if is_draining and waits:
+                return
+            match pending.popleft():
                 case messages.Restore() as request:
-                    pending.popleft()
                     send(self.restore(request))
                 case messages.Search(id=number):
-                    pending.popleft()
                     send(self.search(number))
-                case _:
-                    return
+                case messages.Flush(id=number):
+                    send(self.flush(number))
 
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
@@ -120,37 +114,9 @@ class Stager:
 
     def restore(self, request: messages.Restore) -> messages.Reply:
         """Copy a checkpoint into the staging directory, with the small files of the script."""
-        if not self._launch.has_several_nodes:
-            return self._restore(request)[0]
-        return self._gathering().run(request, lambda: self._restore(request))
-
-    def _gathering(self) -> Gathering:
-        from .gathering import Gathering  # it needs libraries
-
-        return Gathering(
-            self._launch, self.nodes, self.looking, self.draining, self.others, self.requests
-        )
-
-    def _restore(
-        self, request: messages.Restore
-    ) -> tuple[messages.Restored | messages.Refused, Contents | None]:
-        """Copy a checkpoint from storage."""
-        if why := self._lack_of_links():
-            return messages.Refused(request.id, why), None
-        record, meanwhile = self._launch.record, self.requests.meanwhile
-        run = partial(self._launch.storage_thread.run, meanwhile=meanwhile)
-        restoring = Restoring(self._launch, self.requests.rounds)
-        is_first = not record.moved
-        reply = run(lambda: restoring.run(request, is_first=is_first))
-        if (restored := restoring.restored) is not None:
-            record.add(restored)
-            record.add_copied(restoring.beside)
-            # It is not the same if the script has saved a newer one meanwhile.
-            if run(restored.is_copied, self._launch.storage):
-                self.draining.note_drained(restored)
-        if isinstance(reply, messages.Restored) and not request.avoid:
-            self.others.restore(meanwhile)
-        return reply, restoring.restored
+        if self._gathering is not None:
+            return self._gathering.run(request)
+        return restore(self._launch, self.requests, self.draining, self.others, request)[0]
 
     def search(self, number: int) -> messages.Searched:
         """Find the newest complete checkpoint in memory, once all nodes answer."""
@@ -167,18 +133,6 @@ class Stager:
         """Return the description of a checkpoint with its path on storage."""
         path = self._launch.on_storage(os.path.relpath(found.path, self._launch.root))
         return found.replaced(path=path, identity=path + found.identity.removeprefix(found.path))
-
-    def _lack_of_links(self) -> str:
-        """Return why no hard links can be made, which `hold` needs; "" if they can."""
-        own = self._launch.own
-        path = os.path.join(own, stage_directory.LOCK)
-        try:
-            with contextlib.suppress(FileExistsError):  # by a stager that was killed
-                os.link(path, f"{path}.link")
-            os.unlink(f"{path}.link")
-        except OSError as e:
-            return f"no hard links can be made in {own}: {e.strerror}"
-        return ""
 
     def work(self) -> None:
         """Drain a checkpoint if there is a new one, and delete what is not needed any more."""
@@ -228,15 +182,15 @@ class Stager:
         """Copy what is left. Raises GivenUpError if the memory of all nodes cannot be looked at."""
         draining, on_storage = self.draining, self._launch.on_storage
         with contextlib.suppress(OSError):
-            draining.sweep_again()
+            draining.sweep()
         missing: list[str] = []
         first = newest = ""
         if not os.path.isdir(self._launch.stage):
             why = "somebody has deleted the staging directory"
             return messages.Flushed(number, (self._launch.storage,), why)
         try:
-            if self._launch.has_several_nodes:
-                missing, first = self._gathering().collect()
+            if self._gathering is not None:
+                missing, first = self._gathering.collect()
             self.nodes.refresh_soon()
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
