@@ -24,7 +24,7 @@ from hpclaunch.system.staging import (
 )
 from hpclaunch.system.staging import restoring as restoring_module
 from hpclaunch.system.staging.record import Record
-from hpclaunch.system.staging.removal import rmtree
+from hpclaunch.system.staging.stage_directory import rmtree
 
 SECOND = 10**9
 NOBODY = 65534

@@ -29,8 +29,8 @@ from .looking import Looking
 from .one_node import OneNode
 from .other_files import OtherFiles, set_aside
 from .publishing import draft, later, publish, sweep
-from .removal import rmtree
 from .requests import Requests
+from .stage_directory import rmtree
 
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again

@@ -48,9 +48,9 @@ class Nodes(OneNode):
 
     def __init__(self, launch: Launch, requests: Requests) -> None:
         super().__init__(launch)
+        self.leads = False
         self._requests = requests
         self._view: View | None = None  # once it leads
-        self._leads = False
         self.index = 0
         self.hosts: dict[int, str] = {}
         self._lease = 0.0  # of the workers of other nodes: see Lead
@@ -65,10 +65,6 @@ class Nodes(OneNode):
         self._mesh: Mesh | None = None
         requests.on_peers = self.on_request
         self._caring = Caring(self)
-
-    @property
-    def leads(self) -> bool:
-        return self._leads
 
     def on_request(self, request: Secret | Lead | Follow) -> None:
         """Do what the agent asks about the other nodes."""
@@ -95,18 +91,18 @@ class Nodes(OneNode):
         lease: float = 0.0,
     ) -> None:
         """Lead these nodes. `index` is that of this one, which is not among the `peers`."""
-        if not self._leads:
+        if not self.leads:
             self.launch.record.load(self.own.noted)  # as the last leader has left it
             self.own.noted = ""
             self._caring = Caring(self)
-        self._leads, self.index, self.peers, self.term = True, index, dict(peers), term
+        self.leads, self.index, self.peers, self.term = True, index, dict(peers), term
         self.hosts, self._lease, self._noted = hosts, lease, ""
         if self._view is None:
             self._view = View(self.launch.stage)
             self.launch.look_into(self._view.root)
 
     def _follow(self) -> None:
-        self._leads, self.peers = False, {}
+        self.leads, self.peers = False, {}
 
     def sources(self) -> dict[int, Source]:
         return {**self.peers, self.index: self._local}
@@ -124,7 +120,7 @@ class Nodes(OneNode):
             return
         if self._mesh is not None and self._mesh.term > self.term:
             self._follow()
-        if not self._leads:
+        if not self.leads:
             raise GivenUpError("another stager leads")
         self._caring.note_ended()
         self._view.free(self.index)
@@ -164,13 +160,13 @@ class Nodes(OneNode):
                 self.refresh()
                 return
             except (OSError, GivenUpError):
-                if time.monotonic() >= until or not self._leads or self._requests.has_flush:
+                if time.monotonic() >= until or not self.leads or self._requests.has_flush:
                     raise
                 self._pause()
 
     def await_workers(self) -> None:
         until = time.monotonic() + self._lease
-        while self._leads and time.monotonic() < until:
+        while self.leads and time.monotonic() < until:
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()
                 if len(self.inventories) == 1:  # the others have ended with their agents

@@ -21,12 +21,8 @@ class OneNode:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.term = 0  # in which this stager leads
-
-    @property
-    def leads(self) -> bool:
-        """Return whether this stager drains checkpoints."""
-        return True
+        self.leads = True  # whether this stager drains checkpoints
+        self.term = 0  # in which it leads
 
     def refresh(self) -> None:
         """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError, also if a

@@ -27,7 +27,7 @@ from hpclaunch.system.checkpoints.listing import OWN
 
 from .contents import HERE, Contents, file_at, tree
 from .copying import sync
-from .removal import rmtree
+from .stage_directory import rmtree
 
 T = TypeVar("T")
 

@@ -21,10 +21,9 @@ from .launch import Launch
 from .messages import Refused, Restore, Restored
 from .other_files import OtherFiles
 from .publishing import draft_beside, later, place
-from .removal import rmtree
 from .requests import Requests
 from .room import room
-from .stage_directory import LOCK
+from .stage_directory import LOCK, rmtree
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 

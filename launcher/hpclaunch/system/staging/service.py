@@ -22,7 +22,7 @@ from hpclaunch.system.checkpoints.service import seen
 from hpclaunch.system.shared.helper import say_now
 from hpclaunch.worker.json_lines import AgentChannel
 
-from . import messages, stage_directory
+from . import messages
 from .copying import GivenUpError, reason
 from .deletion import Deletion
 from .draining import Draining
@@ -31,9 +31,9 @@ from .looking import PERIOD, Looking
 from .one_node import OneNode
 from .other_files import OtherFiles
 from .publishing import sweep
-from .removal import rmtree
 from .requests import Requests
 from .restoring import restore
+from .stage_directory import await_orphans, lock_shared, rmtree
 
 if TYPE_CHECKING:
     from .gathering import Gathering
@@ -47,7 +47,7 @@ class Stager:
 
     def __init__(self, channel: AgentChannel, launch: Launch) -> None:
         self._launch = launch
-        self._lock = stage_directory.hold(launch.own)
+        self._lock = lock_shared(launch.own)
         self.requests = requests = Requests(channel)
         self.nodes = nodes = _nodes(launch, requests)
         self.looking = looking = Looking(launch, requests, nodes)
@@ -66,7 +66,7 @@ class Stager:
 
     def run(self) -> None:
         """Work until the agent is gone."""
-        stage_directory.await_orphans(self._launch.own, self._launch.storage)
+        await_orphans(self._launch.own, self._launch.storage)
         if self.nodes.leads:
             with contextlib.suppress(OSError):  # storage is away: the first drain reports it
                 self.draining.sweep()

@@ -21,8 +21,7 @@ from hpclaunch.core.staging.generations import Holding
 from .copying import GivenUpError
 from .fetching import END, Source, fetch_ends
 from .node import Inventory
-from .removal import rmtree
-from .stage_directory import VIEW
+from .stage_directory import VIEW, rmtree
 
 WHOLE = 2 * END  # bytes; a skeleton of up to this size has all of its file
 UNKNOWN = -1  # the inode of a file whose ends could not be fetched
