@@ -352,6 +352,10 @@ def test_bytes_that_are_written_without_another_time_reach_storage_at_the_end(no
     damage(path, lambda _: b"later")
     assert stager.flush(1).missing == ()
     assert (node.storage / "results").read_text() == "later"
+    copied = (node.storage / "results").stat().st_ino
+    write(node.stage / "step-2.pt", 2)
+    stager.work()
+    assert (node.storage / "results").stat().st_ino == copied  # not once more
 
 
 def test_a_directory_that_is_just_being_saved_leaves_nothing_on_storage(node, stager):
