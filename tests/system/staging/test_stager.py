@@ -16,8 +16,8 @@ from test_golden import TREES, tree
 from hpclaunch.system.staging import (
     copying,
     draining,
+    memory,
     messages,
-    one_node,
     other_files,
     publishing,
     room,
@@ -1002,7 +1002,7 @@ def limit(monkeypatch, free):
         size = sum(p.lstat().st_size for p in node_files(directory))
         return left._replace(free=free - size)
 
-    for module in (one_node, restoring_module):
+    for module in (memory, restoring_module):
         monkeypatch.setattr(module, "room", used)
 
 
@@ -1102,7 +1102,7 @@ def test_one_that_is_deleted_once_all_of_it_is_copied_reaches_storage(node, stag
         finish(path, each)
 
     monkeypatch.setattr(copying, "_finish", finish_late)
-    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    monkeypatch.setattr(stager.memory, "lack", lambda *_: ("no room", ""))
     stager.work()
     assert os.listdir(node.storage) == ["step-1.pt"]
 
@@ -1143,7 +1143,7 @@ def test_making_room_spares_what_was_saved_again_during_the_drain(node, stager, 
         write(node.stage / "best.pt", 3)
 
     monkeypatch.setattr(draining, "publish", save_again)
-    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    monkeypatch.setattr(stager.memory, "lack", lambda *_: ("no room", ""))
     write(node.stage / "last.pt", 2)
     stager.work()
     assert names(node.stage) == ["best.pt", "last.pt"]

@@ -26,7 +26,7 @@ from .copying import (
 from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
-from .one_node import OneNode
+from .memory import Memory
 from .other_files import OtherFiles, set_aside
 from .publishing import draft, later, publish, sweep
 from .requests import Requests
@@ -43,7 +43,7 @@ class Draining:
         self,
         launch: Launch,
         requests: Requests,
-        nodes: OneNode,
+        memory: Memory,
         looking: Looking,
         others: OtherFiles,
         deletion: Deletion,
@@ -52,7 +52,7 @@ class Draining:
         """`answer` answers requests that do not wait for the end of a drain."""
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
-        self._nodes, self._others, self._deletion = nodes, others, deletion
+        self._memory, self._others, self._deletion = memory, others, deletion
         self._answer = answer
         self._run = launch.storage_thread.run
         launch.storage_thread.meanwhile = self.meanwhile
@@ -93,7 +93,7 @@ class Draining:
             places = {self._storage, *roots(self._launch.there.where)}
             return sweep(places, decisive, self._launch.name)
 
-        if (term := self._nodes.term) != self._swept_term:
+        if (term := self._memory.term) != self._swept_term:
             self._swept_term = term if self._run(swept) else None
 
     def is_on_storage(self, contents: Contents) -> bool:
@@ -177,7 +177,7 @@ class Draining:
                 if not self._record.has(each) and not self._run(is_copied, each, self._storage)
             ]
             # Trackers are rewritten in place, so they are copied without pauses.
-            self._nodes.copy(beside, self._launch.root, drafted, self.meanwhile)
+            self._memory.copy(beside, self._launch.root, drafted, self.meanwhile)
             beside = [each for each in beside if is_unchanged(each, self._launch.root)]
             if not is_there:
                 self._refuse_older(contents)
@@ -196,7 +196,7 @@ class Draining:
             inside = contents.items if contents.key == HERE else ()
             beside = [each for each in beside if not self._has_newer(each)]
             self._record.add_others({each.name for each in (*inside, *beside)})
-            self._nodes.share()
+            self._memory.share()
             self._refuse_older(contents)  # another stager may lead by now
             beside = [each for each in beside if not self._has_newer(each)]
             self._refuse_unchosen(contents)
@@ -215,7 +215,7 @@ class Draining:
         try:
             between, is_rewritten = self.between(contents), self._is_rewritten
             essential = contents.essential
-            self._nodes.copy(
+            self._memory.copy(
                 contents.items,
                 self._held,
                 drafted,
@@ -246,7 +246,7 @@ class Draining:
         job has saved since: nodes that had that one are lost.
         """
         decisive = contents.items[-1]
-        return self._nodes.is_old(decisive) and self._has_newer(decisive)
+        return self._memory.is_old(decisive) and self._has_newer(decisive)
 
     def _refuse_older(self, contents: Contents) -> None:
         """Raise GivenUpError if storage has a newer one of this name, and report that: perhaps only
@@ -273,9 +273,9 @@ class Draining:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
         place while the last checkpoint was copied, and there is room, by a copy in memory.
         """
-        if self._is_rewritten and self._nodes.lack(contents)[0]:
+        if self._is_rewritten and self._memory.lack(contents)[0]:
             self._is_rewritten = False
-        self._nodes.hold(contents, self._held, in_memory=self._is_rewritten)
+        self._memory.hold(contents, self._held, in_memory=self._is_rewritten)
 
     def between(self, contents: Contents | None) -> Between:
         """Return what to do between two pieces of a copy. `contents`: the checkpoint; None: the
@@ -327,7 +327,7 @@ class Draining:
         """
         complete = self._looking.complete(found)
         self._check_room(complete)
-        self._nodes.care(complete, self._looking.incomplete(found))
+        self._memory.care(complete, self._looking.incomplete(found))
         return complete
 
     def _check_worth(
@@ -347,7 +347,7 @@ class Draining:
         if not is_newest and not self._finishes and 2 * done < contents.size:
             raise GivenUpError("there is a newer checkpoint")
         is_deleted = all(each.identity != contents.identity for each in complete)
-        if is_deleted and done < contents.size and self._nodes.lack(contents)[0]:
+        if is_deleted and done < contents.size and self._memory.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
@@ -361,7 +361,7 @@ class Draining:
         self._sized = newest.identity
         with contextlib.suppress(OSError):
             older = [c for c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
-            why, host = self._nodes.lack(newest, older)
+            why, host = self._memory.lack(newest, older)
             self._no_room = messages.NoRoom(why, host) if why else None
             self._is_late |= bool(why)
             if self.is_on_storage(newest):
@@ -371,5 +371,5 @@ class Draining:
         """Report that there is no room. Call this once the newest checkpoint is on storage."""
         if self._no_room is not None:
             self._requests.send(self._no_room)
-            self._nodes.drop_kept(self._no_room.host)
+            self._memory.drop_kept(self._no_room.host)
             self._no_room = None

@@ -20,9 +20,9 @@ from .copying import GivenUpError, LostError, reason
 from .draining import Draining
 from .launch import Launch
 from .looking import Looking
+from .memory import Memory
 from .messages import Refused, Restore, Restored
 from .nodes import PATIENCE, Nodes
-from .one_node import OneNode
 from .orders import Settle
 from .other_files import OtherFiles
 from .requests import Requests
@@ -37,14 +37,14 @@ class Gathering:
     def __init__(
         self,
         launch: Launch,
-        nodes: OneNode,
+        memory: Memory,
         looking: Looking,
         draining: Draining,
         others: OtherFiles,
         requests: Requests,
     ) -> None:
-        assert isinstance(nodes, Nodes), "there are several"
-        self._launch, self._nodes, self._looking = launch, nodes, looking
+        assert isinstance(memory, Nodes), "there are several"
+        self._launch, self._nodes, self._looking = launch, memory, looking
         self._draining, self._others, self._requests = draining, others, requests
 
     def run(self, request: Restore) -> Restored | Refused:

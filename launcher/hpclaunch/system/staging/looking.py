@@ -15,8 +15,8 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from .contents import HERE, Contents, contents_of
 from .copying import GivenUpError, reason
 from .launch import Launch
+from .memory import Memory
 from .messages import DrainFailed
-from .one_node import OneNode
 from .requests import Requests
 
 PERIOD = 1.0  # least seconds between two looks
@@ -28,8 +28,8 @@ LONGEST = 10.0  # most seconds between two looks at several nodes
 class Looking:
     """The looks of one stager. The next one is `due` at that time."""
 
-    def __init__(self, launch: Launch, requests: Requests, nodes: OneNode) -> None:
-        self._launch, self._requests, self._nodes = launch, requests, nodes
+    def __init__(self, launch: Launch, requests: Requests, memory: Memory) -> None:
+        self._launch, self._requests, self._memory = launch, requests, memory
         self.has_ended = False  # no worker runs any more, so what was written is all
         self.due = 0.0
         self._failing_since = math.inf
@@ -51,7 +51,7 @@ class Looking:
         """
         began, clock = time.monotonic(), self._clock()
         try:
-            self._nodes.refresh()
+            self._memory.refresh()
             found = self.found()
             self._failing_since = math.inf
             return found
@@ -78,7 +78,7 @@ class Looking:
 
     def complete(self, found: Sequence[ExaminedCheckpoint]) -> list[Contents]:
         """Return the complete checkpoints, but no mixtures of the saves of several nodes."""
-        return self._nodes.whole(self.candidates(found))
+        return self._memory.whole(self.candidates(found))
 
     def incomplete(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Contents]:
         """Yield the checkpoints that lack something, such as the file of another rank."""

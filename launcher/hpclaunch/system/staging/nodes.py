@@ -23,9 +23,9 @@ from .contents import Contents, is_part
 from .copying import Between, GivenUpError, LostError, RewrittenError, copy
 from .fetching import Source
 from .launch import Launch
+from .memory import Memory
 from .messages import Follow, Lead, Listening, Secret
 from .node import Inventory, StageNode
-from .one_node import OneNode
 from .orders import Call, Copy, Delete, Fetch, LocalNode, Look, Node, Note
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
@@ -41,7 +41,7 @@ NOTHING: Mapping[int, Collection[int]] = {}
 Failures = dict[int, OSError | GivenUpError]  # by node
 
 
-class Nodes(OneNode):
+class Nodes(Memory):
     """The nodes that this stager leads, by index, itself among them. `holdings` and the view are
     as of the last `refresh`.
     """
@@ -277,7 +277,7 @@ class Nodes(OneNode):
         return set(record.deleted)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return what `OneNode.lack` does. Each node needs room for its own files of the next
+        """Return what `Memory.lack` does. Each node needs room for its own files of the next
         checkpoint, and for those of the node whose buddy it is: for a while, it keeps two
         generations of these. This one also needs room for the skeletons of others (`view.py`).
         """

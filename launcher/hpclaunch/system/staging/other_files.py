@@ -22,7 +22,7 @@ from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, target_of, tree
 from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
-from .one_node import OneNode
+from .memory import Memory
 from .publishing import draft, draft_beside, later, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
@@ -31,8 +31,8 @@ RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that a
 class OtherFiles:
     """The files below both roots that belong to no checkpoint."""
 
-    def __init__(self, launch: Launch, nodes: OneNode) -> None:
-        self._nodes = nodes
+    def __init__(self, launch: Launch, memory: Memory) -> None:
+        self._memory = memory
         self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._copied: set[str] = set()  # by this stager
         self._run = launch.storage_thread.run
@@ -143,7 +143,7 @@ class OtherFiles:
         """Return whether a copy with the size and the time of its original has other bytes."""
         if each.name not in self._copied or not self._run(is_copied, each, self._storage):
             return False
-        if not self._nodes.is_here(each):
+        if not self._memory.is_here(each):
             return True  # comparing would take as long as copying
         stage, storage = (
             os.path.join(root, each.name) for root in (self._launch.root, self._storage)
@@ -268,7 +268,7 @@ class OtherFiles:
             return False
         if not self._is_own(each.name):
             self._run(set_aside, final)
-        self._nodes.copy([each], self._launch.root, drafted, between)
+        self._memory.copy([each], self._launch.root, drafted, between)
         self._run(make_parents, each.name, self._launch.root, self._storage)
         self._run(place, os.path.join(drafted, each.name), final)
         return True
@@ -281,7 +281,7 @@ class OtherFiles:
         with contextlib.suppress(OSError):
             if (there := self._run(later, each, self._storage)) is not None:
                 known = self._record.others.get(each.name, ())
-                return known[1:] != there.identity or self._nodes.is_old(each)
+                return known[1:] != there.identity or self._memory.is_old(each)
         return False
 
     def _is_own(self, name: str) -> bool:

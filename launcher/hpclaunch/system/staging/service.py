@@ -28,7 +28,7 @@ from .deletion import Deletion
 from .draining import Draining
 from .launch import Launch
 from .looking import PERIOD, Looking
-from .one_node import OneNode
+from .memory import Memory
 from .other_files import OtherFiles
 from .publishing import sweep
 from .requests import Requests
@@ -49,25 +49,25 @@ class Stager:
         self._launch = launch
         self._lock = lock_shared(launch.own)
         self.requests = requests = Requests(channel)
-        self.nodes = nodes = _nodes(launch, requests)
-        self.looking = looking = Looking(launch, requests, nodes)
-        self.others, self.deletion = OtherFiles(launch, nodes), Deletion(launch, nodes)
+        self.memory = memory = _memory(launch, requests)
+        self.looking = looking = Looking(launch, requests, memory)
+        self.others, self.deletion = OtherFiles(launch, memory), Deletion(launch, memory)
         self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
         answer = partial(self._answer, is_draining=True)
         self.draining = draining = Draining(
-            launch, requests, nodes, looking, self.others, self.deletion, answer
+            launch, requests, memory, looking, self.others, self.deletion, answer
         )
         self._gathering: Gathering | None = None  # with several nodes
         if launch.has_several_nodes:
             from .gathering import Gathering  # it needs libraries
 
-            self._gathering = Gathering(launch, nodes, looking, draining, self.others, requests)
+            self._gathering = Gathering(launch, memory, looking, draining, self.others, requests)
         sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
 
     def run(self) -> None:
         """Work until the agent is gone."""
         await_orphans(self._launch.own, self._launch.storage)
-        if self.nodes.leads:
+        if self.memory.leads:
             with contextlib.suppress(OSError):  # storage is away: the first drain reports it
                 self.draining.sweep()
         requests = self.requests
@@ -80,7 +80,7 @@ class Stager:
                 self._end()
                 return
             if time.monotonic() >= self.looking.due:
-                if self.nodes.leads:
+                if self.memory.leads:
                     self.work()
                 else:
                     self.looking.due = time.monotonic() + PERIOD
@@ -104,11 +104,11 @@ class Stager:
 
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
-        if self.nodes.leads and os.path.isdir(self._launch.stage):
+        if self.memory.leads and os.path.isdir(self._launch.stage):
             time.sleep(GRACE)
-            self.nodes.await_workers()
+            self.memory.await_workers()
             left = self.flush(0)
-            for path in left.missing if self.nodes.leads else ():  # else another stager copies it
+            for path in left.missing if self.memory.leads else ():  # else another stager copies it
                 say_now(f"{path} could not be written, and is lost: {left.why}")
         rmtree(self._launch.own)
 
@@ -121,7 +121,7 @@ class Stager:
     def search(self, number: int) -> messages.Searched:
         """Find the newest complete checkpoint in memory, once all nodes answer."""
         try:
-            self.nodes.refresh_soon()
+            self.memory.refresh_soon()
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
             return messages.Searched(number, (), reason(e))
@@ -152,7 +152,7 @@ class Stager:
                 break
         self._rotate()
         self.deletion.make_room(complete, draining.is_on_storage)
-        self.nodes.share()
+        self.memory.share()
 
     def _report(self, failed: Sequence[tuple[str, str]]) -> None:
         """Report one of the files that could not be copied, unless the reason was reported."""
@@ -191,13 +191,13 @@ class Stager:
         try:
             if self._gathering is not None:
                 missing, first = self._gathering.collect()
-            self.nodes.refresh_soon()
+            self.memory.refresh_soon()
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
             raise GivenUpError(reason(e)) from e
         every = list(self.looking.candidates(found))
-        complete = self.nodes.whole(every)
-        self.nodes.delete_rest(complete)
+        complete = self.memory.whole(every)
+        self.memory.delete_rest(complete)
         keys = {contents.key for contents in complete}
         newer = takewhile(lambda key: key not in keys, (contents.key for contents in every))
         mixed = tuple(map(on_storage, newer))
@@ -213,15 +213,15 @@ class Stager:
                     newest = path if contents is complete[0] else newest
             failed = self.others.flush(found, draining.between(None), draining.absent(found))
         self._rotate()
-        self.nodes.share()
+        self.memory.share()
         missing += (on_storage(name) for name, _ in failed)
         first = first or next((why for _, why in failed), "")
         return messages.Flushed(number, tuple(missing), first, newest, mixed)
 
 
-def _nodes(launch: Launch, requests: Requests) -> OneNode:
+def _memory(launch: Launch, requests: Requests) -> Memory:
     if not launch.has_several_nodes:
-        return OneNode(launch)
+        return Memory(launch)
     from .nodes import Nodes  # it needs libraries
 
     return Nodes(launch, requests)

@@ -16,7 +16,7 @@ from .publishing import draft_beside, place
 from .room import room
 
 
-class OneNode:
+class Memory:
     """The memory, as the search sees it below `launch.root`."""
 
     def __init__(self, launch: Launch) -> None:
