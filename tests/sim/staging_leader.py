@@ -9,7 +9,7 @@ from staging_nodes import Activity, Answer, Copies, Data, LostError, Node, call,
 
 from hpclaunch.core.staging import care, choice, copies
 from hpclaunch.core.staging.files import StagedFile
-from hpclaunch.core.staging.generations import Holding, Manifest, Settled, manifest
+from hpclaunch.core.staging.generations import Holding, LastRestore, Manifest, manifest
 
 if TYPE_CHECKING:
     from staging_cluster import Cluster
@@ -254,15 +254,15 @@ class Leader:
             h.node in receivers and not h.has(f) for h in holdings for f in chosen.needed
         ):
             raise LostError("a file is lost")
-        settled = Settled(number, frozenset(receivers), chosen.generation if chosen else "")
+        restore = LastRestore(number, frozenset(receivers), chosen.generation if chosen else "")
         yield from self._all(
-            self._call(n, self._settle(nodes[n], settled, outdated.get(n, ()))) for n in self.peers
+            self._call(n, self._record(nodes[n], restore, outdated.get(n, ()))) for n in self.peers
         )
 
-    def _settle(self, node: Node, settled: Settled, outdated: Collection[str]) -> Activity:
+    def _record(self, node: Node, restore: LastRestore, outdated: Collection[str]) -> Activity:
         for name in outdated:
             node.files.pop(name, None)
-        node.settle(settled)
+        node.record_restore(restore)
         return
         yield
 

@@ -60,7 +60,7 @@ def need_decisive(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
 def compare_nothing(self: care.Care, holding: Holding, rule: Any = care.Care._gone) -> Any:
     """Let a node that has come back with nothing have deleted all."""
     if (last := self._last.get(holding.node)) is not None:
-        self._last[holding.node] = replace(last, settled=holding.settled)
+        self._last[holding.node] = replace(last, restore=holding.restore)
     return rule(self, holding)
 
 

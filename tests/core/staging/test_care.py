@@ -14,7 +14,7 @@ from hpclaunch.core.staging.care import (
     KeepEnded,
     View,
 )
-from hpclaunch.core.staging.generations import Settled
+from hpclaunch.core.staging.generations import LastRestore
 
 FIRST, SECOND, THIRD = (a_save(time, 0, key=f"step-{time}") for time in (100, 200, 300))
 
@@ -79,9 +79,9 @@ def test_a_copy_that_cannot_be_finished_is_dropped() -> None:
 
 
 def test_only_unused_copies_of_a_restore_are_dropped() -> None:
-    settled = Settled(1, frozenset(range(3)), FIRST.generation)
+    restore = LastRestore(1, frozenset(range(3)), FIRST.generation)
     by_node_1 = a_save(200, 1, key="step-200")
-    holdings = [have(h, FIRST, old=True) for h in nodes(by_node_1, settled=settled)]
+    holdings = [have(h, FIRST, old=True) for h in nodes(by_node_1, restore=restore)]
     holdings = [replace(h, fetched=h.old) for h in holdings]
     holdings[2] = keep(holdings[2], by_node_1)
     view = View([by_node_1, FIRST], holdings)
@@ -144,7 +144,7 @@ def test_a_node_that_is_lost_has_deleted_nothing() -> None:
 
 def test_a_node_that_returns_with_nothing_has_deleted_nothing() -> None:
     holdings = nodes(FIRST)
-    new = replace(holdings[0], files={}, settled=Settled())
+    new = replace(holdings[0], files={}, restore=LastRestore())
     assert deletions(holdings, [new, *holdings[1:]]) == []
 
 
@@ -155,8 +155,8 @@ def test_a_file_that_is_written_again_is_not_deleted() -> None:
 
 
 def test_copies_that_were_dropped_are_not_deleted_by_the_script() -> None:
-    settled = Settled(1, frozenset(range(3)), FIRST.generation)
-    holdings = [have(h, FIRST, old=True) for h in nodes(SECOND, settled=settled)]
+    restore = LastRestore(1, frozenset(range(3)), FIRST.generation)
+    holdings = [have(h, FIRST, old=True) for h in nodes(SECOND, restore=restore)]
     holdings[2] = replace(holdings[2], fetched=holdings[2].old)
     holdings[1] = keep(holdings[1], SECOND)
     view = View([SECOND, FIRST], holdings)

@@ -595,16 +595,16 @@ def test_a_restore_that_a_node_does_not_record_is_begun_again(nodes, monkeypatch
     """Without the record, all that the node saves in the next round would count as a mixture."""
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
-    settle, tries = node.StageNode.settle, []
+    record_restore, tries = node.StageNode.record_restore, []
 
-    def full(self, settled):
+    def full(self, restore):
         if self.stage == str(nodes.stages[1]):
-            tries.append(settled)
+            tries.append(restore)
             if is_lasting or len(tries) == 1:
                 raise OSError(errno.ENOSPC, "no space left", self.stage)
-        settle(self, settled)
+        record_restore(self, restore)
 
-    monkeypatch.setattr(node.StageNode, "settle", full)
+    monkeypatch.setattr(node.StageNode, "record_restore", full)
     answer = nodes.restore(stager)
     if is_lasting:
         assert answer == messages.Refused(1, f"{nodes.stages[1]}: no space left", "n1")
@@ -1231,7 +1231,7 @@ def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.restore(stager)
-    (nodes.stages[1].parent / node.SETTLED).unlink()
+    (nodes.stages[1].parent / node.RESTORE).unlink()
     write(nodes.stages[1] / "step-2.pt", 2)
     nodes.work(stager)
     flushed = stager.flush(1)

@@ -57,7 +57,7 @@ class Caring:
 
     def drop_all(self, node: int) -> None:
         """Have a node that has no room keep nothing until the next restore."""
-        self._full[node] = self._nodes.inventories[node].settled.number
+        self._full[node] = self._nodes.inventories[node].restore.number
         if node in self._keeping:
             self._keeping[node].cancel()
 
@@ -129,7 +129,7 @@ class Caring:
 
     def _is_full(self, node: int) -> bool:
         found = self._nodes.inventories.get(node)
-        return found is not None and self._full.get(node) == found.settled.number
+        return found is not None and self._full.get(node) == found.restore.number
 
     def finish(self, found: Sequence[Manifest]) -> bool:
         """Delete what the script has deleted before this look, which has found these checkpoints.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hpclaunch.core.staging.choice import choice, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
-from hpclaunch.core.staging.generations import Manifest, Settled, manifest
+from hpclaunch.core.staging.generations import LastRestore, Manifest, manifest
 
 from .contents import HERE, Contents
 from .copying import GivenUpError, LostError, reason
@@ -23,7 +23,7 @@ from .looking import Looking
 from .memory import Memory
 from .messages import Refused, Restore, Restored
 from .nodes import PATIENCE, Nodes
-from .orders import Settle
+from .orders import RecordRestore
 from .other_files import OtherFiles
 from .requests import Requests
 from .restoring import restore
@@ -78,7 +78,7 @@ class Gathering:
             chosen = None if restored is None else self._own(restored)
             nodes.own.mark(chosen.files if chosen else ())
         fetched = self._gather(chosen, request) + self._fetch_others(request)
-        self._settle(chosen, outdated(chosen, found, holdings), request)
+        self._complete(chosen, outdated(chosen, found, holdings), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
         return Restored(request.id, path, size, seconds, skipped, fetched)
@@ -144,7 +144,7 @@ class Gathering:
         nodes, fetched, failures = self._nodes, 0, 0
         for node in request.nodes if chosen is None else ():
             new = nodes.inventories.get(node)
-            if new is not None and not new.settled.number and (why := new.free.lack_of_any()):
+            if new is not None and not new.restore.number and (why := new.free.lack_of_any()):
                 raise GivenUpError(why, nodes.hosts.get(node, ""))
         while chosen and (transfers := restoring(chosen, nodes.holdings, request.nodes)):
             lacking: dict[int, int] = defaultdict(int)
@@ -153,7 +153,7 @@ class Gathering:
             for node, size in lacking.items():
                 found = nodes.inventories[node]
                 # Before its first round, a node needs as much again for the next save.
-                if why := found.free.lack(size, 1 if found.settled.number else 2):
+                if why := found.free.lack(size, 1 if found.restore.number else 2):
                     raise GivenUpError(why, nodes.hosts.get(node, ""))
             failed = nodes.fetch(transfers)
             failures = failures + 1 if failed else 0
@@ -183,19 +183,19 @@ class Gathering:
         nodes.fetch(transfers)  # a log that cannot be fetched is no reason to stop
         return sum(each.file.size for each in transfers)
 
-    def _settle(
+    def _complete(
         self, chosen: Manifest | None, outdated: Mapping[int, frozenset[str]], request: Restore
     ) -> None:
         """Remove what would mislead a search on one node, and record the restore as complete."""
         nodes = self._nodes
         for node, found in nodes.inventories.items():
             nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
-        number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
+        number = 1 + max((h.restore.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
         if chosen is not None:
             nodes.restored |= set(chosen.moved) - {HERE}
             self._launch.record.forget_deleted({chosen.key})
-        order = Settle(Settled(number, frozenset(request.nodes), generation))
+        order = RecordRestore(LastRestore(number, frozenset(request.nodes), generation))
         failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():
             if node in nodes:

@@ -144,7 +144,7 @@ class Nodes(Memory):
                 found.old,
                 found.fetched,
                 found.kept,
-                found.settled,
+                found.restore,
             )
             for node, found in self.inventories.items()
         ]
