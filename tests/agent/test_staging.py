@@ -317,7 +317,7 @@ def test_the_end_waits_for_the_copies_and_removes_the_directory(staging):
 
 
 def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
-    staging.reply(messages.Draining("/s/ckpt/1.pt", 1 << 30, 3 << 30))
+    staging.reply(messages.DrainProgress("/s/ckpt/1.pt", 1 << 30, 3 << 30))
     staging.flush()
     staging.adapter.update(staging.adapter._wait.since + FIRST_NOTICE)
     staging.adapter.update(staging.adapter._wait.since + FIRST_NOTICE + 1.0)
@@ -348,7 +348,7 @@ def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
 
 def test_a_checkpoint_that_is_on_storage_is_not_called_lost(staging):
     staging.adapter.note_newest("/s/ckpt/2.pt")
-    staging.reply(messages.Draining("/s/ckpt/2.pt", 5, 10))
+    staging.reply(messages.DrainProgress("/s/ckpt/2.pt", 5, 10))
     staging.reply(messages.Drained("/s/ckpt/2.pt", 2, 10, 2.5))
     until = time.monotonic() + 100.0
     staging.flush(until)

@@ -283,7 +283,7 @@ class Staging(Adapter):
                 return self._cannot_restore(reply.why, reply.host)
             case messages.NoRoom(why=why, host=host):
                 return self._refuse(why, host)
-            case messages.Draining():
+            case messages.DrainProgress():
                 self._copies.current = reply
             case messages.Drained(path=path, step=step, size=size, seconds=seconds):
                 self._copies.note_drained(path)
@@ -385,7 +385,7 @@ class Staging(Adapter):
         if now >= wait.until:
             return self._give_up("no time was left")
         if wait.needs_notice(now):
-            copied = self._copies.current or messages.Draining("", 0, 0)
+            copied = self._copies.current or messages.DrainProgress("", 0, 0)
             progress = (copied.path, copied.done, copied.size, now - wait.since)
             where, is_filling = self._settings.where, self._is_filling_memory
             self._record(StageAwaited(self._host, where, *progress, is_filling))

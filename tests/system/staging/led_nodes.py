@@ -81,17 +81,18 @@ class LedNodes:
         wanted = tuple(sorted(nodes or self.living))
         return stager.restore(messages.Restore(1, avoid, wanted))
 
-    def care(self, stager: Stager) -> None:
+    def replicate(self, stager: Stager) -> None:
         """Copy the newest checkpoint to other nodes, but not to storage."""
         assert isinstance(stager.memory, Nodes)
         for _ in range(3):
             found = stager.looking.look()
-            stager.memory.care(stager.looking.complete(found), stager.looking.incomplete(found))
-            wait(stager.memory._caring._keeping.values())
+            complete = stager.looking.complete(found)
+            stager.memory.replicate(complete, stager.looking.incomplete(found))
+            wait(stager.memory._replicating._keeping.values())
 
     def work(self, stager: Stager) -> None:
         """Work until all is copied and drained."""
         assert isinstance(stager.memory, Nodes)
         for _ in range(5):
             stager.work()
-            wait(stager.memory._caring._keeping.values())
+            wait(stager.memory._replicating._keeping.values())

@@ -291,7 +291,7 @@ def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
     """Orders to its own node have no term that could be refused."""
     stager, orders = nodes.lead(), []
     stager.work()
-    monkeypatch.setattr(stager.memory._caring, "look", orders.append)
+    monkeypatch.setattr(stager.memory._replicating, "look", orders.append)
     stager.memory._follow()
     stager.work()
     assert orders == []
@@ -436,8 +436,8 @@ def test_of_both_nodes_that_have_it_lost_an_older_one_is_restored(nodes):
     nodes.work(stager)
     before = picture(nodes.storage)
     write(nodes.stages[2] / "step-2.pt", 2)
-    nodes.care(stager)
-    nodes.care(stager)
+    nodes.replicate(stager)
+    nodes.replicate(stager)
     assert kept(nodes) == [1, 0, 0]
     nodes.lose(0, 2)
     assert nodes.restore(stager).path == str(nodes.storage / "step-1.pt")
@@ -748,7 +748,7 @@ def delete_before_drained(nodes, stager, first="step-1.pt", second="step-2.pt"):
     nodes.work(stager)
     write(nodes.stages[1] / second, 2)
     (nodes.stages[1] / first).unlink()
-    nodes.care(stager)
+    nodes.replicate(stager)
 
 
 @pytest.mark.parametrize("is_led_by_the_same", [False, True])
@@ -904,10 +904,10 @@ def test_a_checkpoint_that_is_deleted_while_another_node_copies_it_is_kept(nodes
         return read(self, *of)
 
     write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(3 << 20))
-    stager.memory.care(stager.looking.complete(stager.looking.look()))
+    stager.memory.replicate(stager.looking.complete(stager.looking.look()))
     monkeypatch.setattr(node.StageNode, "read", read_late)
     todo.append(nodes.stages[0] / "step-1.pt")
-    nodes.care(stager)
+    nodes.replicate(stager)
     assert not todo
     assert kept(nodes) == [0, 1, 0]
     nodes.lose(0)
@@ -952,7 +952,7 @@ def test_what_only_buddies_have_is_flushed(nodes):
     stager = nodes.lead(1)
     write(nodes.stages[2] / "step-1.pt", 1)
     expected = picture(nodes.stages[2])
-    nodes.care(stager)
+    nodes.replicate(stager)
     assert picture(nodes.storage) == {}
     nodes.lose(2)
     assert stager.flush(1) == messages.Flushed(1, (), "")
@@ -1033,7 +1033,7 @@ def test_the_first_of_two_ranks_is_missed_too(nodes):
         write(nodes.stages[index] / f"ep0-ba1-rank{rank}.pt", 1)
         time.sleep(0.01)
     expected = picture(nodes.stages[1]) | picture(nodes.stages[2])
-    nodes.care(stager)
+    nodes.replicate(stager)
     nodes.lose(1)
     assert nodes.restore(nodes.lead(2), nodes=(0, 2)).path == ""
     assert [picture(nodes.stages[i]) for i in (0, 2)] == [expected] * 2
@@ -1213,7 +1213,7 @@ def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch
     stager = nodes.lead(1)
     write(nodes.stages[2] / "step-1.pt", 1)
     (nodes.stages[0] / "log.txt").write_text("a log")
-    nodes.care(stager)
+    nodes.replicate(stager)
     nodes.lose(2)
 
     def full(*_):
@@ -1265,7 +1265,7 @@ def test_what_memory_has_counts_while_storage_does_not_answer(nodes, answer_of_s
     nodes.work(stager)
     write(nodes.stages[1] / "step-2.pt", 2)
     saved = picture(nodes.stages[1])
-    nodes.care(stager)
+    nodes.replicate(stager)
     nodes.lose(0)
     stager = nodes.lead(1)
     stager._launch.record.newest = 0
@@ -1398,7 +1398,7 @@ def test_a_checkpoint_that_is_being_published_is_restored(nodes, monkeypatch):
         publish(*args, **more)
 
     monkeypatch.setattr(draining, "publish", lose)
-    monkeypatch.setattr(stager.memory, "care", lambda *_: None)
+    monkeypatch.setattr(stager.memory, "replicate", lambda *_: None)
     write(nodes.stages[1] / "step-2.pt", 2)
     stager.work()
     (restored,) = nodes.sent(messages.Restored)

@@ -287,7 +287,7 @@ class Draining:
             if contents is not None and now >= self._say_due:
                 self._say_due = now + SAY
                 path = self._launch.on_storage(contents.key)
-                self._requests.send(messages.Draining(path, done, contents.size))
+                self._requests.send(messages.DrainProgress(path, done, contents.size))
             self._serve(took if self.has_pauses else 0.0)
             if contents is not None:
                 self._refuse_unchosen(contents)
@@ -327,7 +327,7 @@ class Draining:
         """
         complete = self._looking.complete(found)
         self._check_room(complete)
-        self._memory.care(complete, self._looking.incomplete(found))
+        self._memory.replicate(complete, self._looking.incomplete(found))
         return complete
 
     def _check_worth(

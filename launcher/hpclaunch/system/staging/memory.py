@@ -35,7 +35,7 @@ class Memory:
     def await_workers(self) -> None:
         """Wait until no worker of another node runs, or another stager leads."""
 
-    def care(self, complete: Sequence[Contents], incomplete: Iterable[Contents] = ()) -> None:
+    def replicate(self, complete: Sequence[Contents], incomplete: Iterable[Contents] = ()) -> None:
         """Give the orders that follow from a look that has found these `whole` checkpoints, and
         others that lack something.
         """

@@ -18,7 +18,6 @@ from hpclaunch.core.staging.copies import Transfer, buddies
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Holding, Manifest
 
-from .caring import Caring
 from .contents import Contents, is_part
 from .copying import Between, GivenUpError, LostError, RewrittenError, copy
 from .fetching import Source
@@ -27,6 +26,7 @@ from .memory import Memory
 from .messages import Follow, Lead, Listening, Secret
 from .node import Inventory, StageNode
 from .orders import Call, Copy, Delete, Fetch, LocalNode, Look, Node, Note
+from .replicating import Replicating
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
 
@@ -64,7 +64,7 @@ class Nodes(Memory):
         self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
         self._mesh: Mesh | None = None
         requests.on_peers = self.on_request
-        self._caring = Caring(self)
+        self._replicating = Replicating(self)
 
     def on_request(self, request: Secret | Lead | Follow) -> None:
         """Do what the agent asks about the other nodes."""
@@ -94,7 +94,7 @@ class Nodes(Memory):
         if not self.leads:
             self.launch.record.load(self.own.noted)  # as the last leader has left it
             self.own.noted = ""
-            self._caring = Caring(self)
+            self._replicating = Replicating(self)
         self.leads, self.index, self.peers, self.term = True, index, dict(peers), term
         self.hosts, self._lease, self._noted = hosts, lease, ""
         if self._view is None:
@@ -122,7 +122,7 @@ class Nodes(Memory):
             self._follow()
         if not self.leads:
             raise GivenUpError("another stager leads")
-        self._caring.note_ended()
+        self._replicating.note_ended()
         self._view.free(self.index)
         calls = {n: self[n].ask(Look()) for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
@@ -246,7 +246,7 @@ class Nodes(Memory):
         self._last = {}
         for each in complete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
-                found = self._caring.manifest(each)
+                found = self._replicating.manifest(each)
                 state = _state(found)
                 # Some formats do not show that a file is missing: it may be on a lost node.
                 fuller = next((m for m, known in before if state < known), None)
@@ -254,20 +254,20 @@ class Nodes(Memory):
                 if fuller is None:
                     yield each, found
 
-    def care(self, complete: Sequence[Contents], incomplete: Iterable[Contents] = ()) -> None:
+    def replicate(self, complete: Sequence[Contents], incomplete: Iterable[Contents] = ()) -> None:
         others = []
         for each in incomplete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
-                others.append(self._caring.manifest(each))
-        self._caring.look(self._last_manifests(complete), others)
+                others.append(self._replicating.manifest(each))
+        self._replicating.look(self._last_manifests(complete), others)
 
     def drop_kept(self, host: str) -> None:
         for node in self.inventories:
             if self.hosts.get(node) == host:
-                self._caring.drop_all(node)
+                self._replicating.drop_all(node)
 
     def delete_rest(self, complete: Sequence[Contents]) -> None:
-        if self._caring.finish(self._last_manifests(complete)):
+        if self._replicating.finish(self._last_manifests(complete)):
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()
 

@@ -1,7 +1,7 @@
 """Decide, while workers run, which generation the buddies keep, which copies they drop, and which
 files to delete on all nodes because the script has deleted them on one.
 
-The stager that leads has one `Care`, and gives it each new look at the nodes.
+The stager that leads has one `Replication`, and gives it each new look at the nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .generations import Holding, LastRestore, Manifest
 
 
 @value()
-class View:
+class Survey:
     """A look at all living nodes, and the checkpoints there: the complete ones, the newest first,
     and the others.
     """
@@ -75,7 +75,7 @@ class Delete:
     left: dict[int, tuple[StagedFile, ...]]  # by node
 
 
-Event: TypeAlias = View | KeepEnded
+Event: TypeAlias = Survey | KeepEnded
 Effect: TypeAlias = Keep | Drop | DropFetched | Delete
 
 
@@ -87,7 +87,7 @@ class LastLook:
     checkpoints: dict[str, tuple[Manifest, frozenset[str]]] = field(default_factory=dict)
 
 
-class Care:
+class Replication:
     def __init__(self, leader: int) -> None:
         """`leader` is the node of this stager."""
         self._leader = leader
