@@ -236,7 +236,7 @@ def test_before_a_round_on_storage_all_is_copied_there(head):
     stage = head.adapter.paths.stage
     assert head.search(stages=False) == []
     assert head.flushed() == ["searched", events.StagerFound(0, OTHERS)]
-    assert not os.path.exists(stage)
+    wait_until_gone(stage)
     assert head.search() == ["searched"]
 
 
@@ -244,7 +244,7 @@ def test_before_the_first_round_there_is_nothing_to_copy(head):
     stage = head.adapter.paths.stage
     assert head.search(stages=False, is_first=True) == ["searched"]
     assert head.requests("flush", "restore") == []
-    assert not os.path.exists(stage)
+    wait_until_gone(stage)
 
 
 def test_a_stager_that_never_works_does_not_keep_the_job_from_its_first_round(head):

@@ -155,7 +155,7 @@ class SpreadStaging(Staging):
         self._has_begun |= stages
         if not stages:
             self._leave()
-            self._remove_meanwhile()
+            self._remove()
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
         # Even if no round has saved here: other nodes may have files in memory.

@@ -104,7 +104,7 @@ class Staging(Adapter):
         ends, and removes the directory, once all is on storage.
         """
         if self.paths is None:
-            self._remove_meanwhile()
+            self._remove()
 
     def _leave(self) -> None:
         """End staging: nothing is left in memory that is still needed."""
@@ -115,11 +115,6 @@ class Staging(Adapter):
             self._client = None
 
     def _remove(self) -> None:
-        if self._directory is not None:
-            self._directory.remove()
-            self._directory = None
-
-    def _remove_meanwhile(self) -> None:
         """Remove the directory in a thread. With much in memory, this may take long."""
         directory, self._directory = self._directory, None
         if directory is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from .copies import is_available
 from .generations import Holding, LastRestore, Manifest
 
 
@@ -54,12 +55,6 @@ def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Man
         return len(old) in (0, len(names)) or (len(round_) == len(last.nodes) and are_unchanged)
 
     return [m for m in found if m.generation not in known and not is_one_save(m)]
-
-
-def is_available(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
-    """Return whether each needed file has a living holder."""
-    keeping = [(h, h.keeps(manifest)) for h in holdings]
-    return all(any(f.name in names or h.has(f) for h, names in keeping) for f in manifest.needed)
 
 
 def known_generations(

@@ -38,10 +38,9 @@ class StagingClient(Helper):
         pattern: str = "",
         launch: str = "",
     ) -> None:
-        settings = {"storage": storage, "stage": stage, "pattern": pattern}
-        more = {"exclude": tuple(exclude), "complete": complete, "verify": verify}
-        nodes = {"launch": launch} if launch else {}
-        words = json.dumps(settings | more | nodes)
+        settings = {"storage": storage, "stage": stage, "pattern": pattern, "launch": launch}
+        search = {"exclude": tuple(exclude), "complete": complete, "verify": verify}
+        words = json.dumps(settings | search)
         paths = {place_of(library) for library in ("msgspec", "zmq") if launch}
         super().__init__("hpclaunch.system.staging.service", words, paths=paths)
 

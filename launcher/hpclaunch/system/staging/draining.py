@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
@@ -200,14 +199,8 @@ class Draining:
             self._refuse_older(contents)  # another stager may lead by now
             beside = [each for each in beside if not self._has_newer(each)]
             self._refuse_unchosen(contents)
-            self._run(
-                partial(publish, is_there=is_there),
-                contents,
-                beside,
-                drafted,
-                self._storage,
-                self._launch.name,
-            )
+            new = None if is_there else contents
+            self._run(publish, new, beside, drafted, self._storage, self._launch.name)
         self._others.note_copied(beside if is_there else [*inside, *beside])
         return not is_there
 
