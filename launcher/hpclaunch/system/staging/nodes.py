@@ -10,6 +10,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -329,47 +330,35 @@ class Nodes(Memory):
             is_whole = each.size <= WHOLE and file.inode != UNKNOWN  # in the view
             if each.is_file and file.owner != self.index and not is_whole:
                 elsewhere.setdefault(file.owner, []).append(file)
+        if lost := elsewhere.keys() - self.peers.keys():
+            raise LostError(f"{self.hosts.get(min(lost), 'a node')} is lost")
         others = {file.name for files in elsewhere.values() for file in files}
         folders = [each for each in items if each.is_folder]
         here = [each for each in items if each.name not in others and not each.is_folder]
-        with self._copying(elsewhere, essential, drafted, in_memory=in_memory) as calls:
-            copy(here, source, drafted, _with(calls, between))
-            done = sum(each.size for each in here if each.is_file)
-            self._await(calls, drafted, done, between)
-        copy(folders, source, drafted, self.launch.storage_thread.meanwhile)
-
-    @contextlib.contextmanager
-    def _copying(
-        self,
-        entries: Mapping[int, Sequence[StagedFile]],
-        essential: frozenset[str],
-        drafted: str,
-        *,
-        in_memory: bool,
-    ) -> Iterator[dict[int, Call[None]]]:
-        """Have nodes copy these files, and cancel that in the end."""
-        if lost := entries.keys() - self.peers.keys():
-            raise LostError(f"{self.hosts.get(min(lost), 'a node')} is lost")
         name = os.path.basename(drafted)
         calls = {
             node: self.peers[node].ask(Copy(tuple(some), essential, name, in_memory))
-            for node, some in entries.items()
+            for node, some in elsewhere.items()
         }
+        both = _with(calls, between)
         try:
-            yield calls
+            copy(here, source, drafted, both)
+            done = sum(each.size for each in here if each.is_file)
+            self._await(calls, drafted, partial(both, done, TICK))
         finally:
             for call in calls.values():
                 call.cancel()
+        copy(folders, source, drafted, self.launch.storage_thread.meanwhile)
 
     def _await(
-        self, calls: Mapping[int, Call[None]], drafted: str, mine: int, between: Between
+        self, calls: Mapping[int, Call[None]], drafted: str, between: Callable[[], int]
     ) -> None:
-        both = _with(calls, between)
+        """Wait for nodes that copy into a draft. Raises what has failed."""
 
         def meanwhile() -> None:
             # Another launch removes drafts that have not changed for long.
             self.launch.storage_thread.run(os.utime, drafted)
-            both(mine, TICK)
+            between()
 
         failed = self.wait(calls, {node: calls.keys() for node in calls}, meanwhile).values()
         # A node that is lost explains the failures of others, and is no trouble with storage.
