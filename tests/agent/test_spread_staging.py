@@ -9,47 +9,35 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from test_staging import FD, Client
+import test_staging
+from test_staging import FD
 
-from hpclaunch.agent import staging as module
-from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.spread_staging import OTHERS, SpreadStaging
 from hpclaunch.agent.staging import ENDS
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import Job, Origin, Place, StagerPlace, Trouble
-from hpclaunch.observe.console import messages as lines
+from hpclaunch.core.protocol.model import Origin, Place, StagerPlace, Trouble
 from hpclaunch.system.staging import messages
 
-PLACES = (Place(0, 0, "n0"), Place(1, 1, "n1"))
 OTHER = StagerPlace(1, "n1", "10.0.0.2", 6001, "10.0.0.1")
 LEAD = effects.LeadStagers(3, (OTHER,))
 PEERS = (messages.PeerPlace(1, "n1", "10.0.0.2", 6001, "10.0.0.1"),)
 
 
-class Story:
+class Story(test_staging.Story):
     """The adapter of one agent, whose stager listens. `asked` has the requests to its stagers."""
 
     def __init__(self, base, monkeypatch, *, leads=True, listens=True, trouble=None):
-        self.asked, self.facts, self.is_replaced = [], [], True
-        monkeypatch.setattr(
-            module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
-        )
-        job = Job(PLACES, slurm_id="7")
-        config = SimpleNamespace(arguments=("--dir", "ckpt"), job=job, trouble=trouble)
-        logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
-        context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
-        self.control = SimpleNamespace(leads=leads, index=0, job=job)
-        settings = Checkpoints("ckpt", (), "", "auto", str(base))
-        self.adapter = SpreadStaging(context, settings, b"key", "identity", self.control)
-        self.adapter.begin()
+        self.control = SimpleNamespace(leads=leads, index=0)
+        others = (Place(1, 1, "n1"),)
+        super().__init__(base, monkeypatch, slurm_id="7", others=others, trouble=trouble)
         listens = listens and self.adapter.paths is not None
         self.events = self.reply(messages.Listening(6000)) if listens else []
         if leads:
             self.adapter.lead(LEAD)
 
-    @property
-    def said(self):
-        return [line for fact in self.facts for line in lines(fact)]
+    def new_adapter(self, context, settings):
+        self.control.job = self.job
+        return SpreadStaging(context, settings, b"key", "identity", self.control)
 
     def requests(self, *names):
         return [request for request in self.asked if request[0] in names]

@@ -53,21 +53,21 @@ class Client:
 class Story:
     """An adapter with its stager. `said` has the lines that the user reads."""
 
-    def __init__(self, base, monkeypatch, *, slurm_id="", is_replaced=True):
-        self.asked, self.facts, self.is_replaced = [], [], is_replaced
+    def __init__(self, base, monkeypatch, *, slurm_id="", others=(), trouble=None):
+        self.asked, self.facts, self.is_replaced = [], [], True
         monkeypatch.setattr(
             module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
         )
         settings = Checkpoints("ckpt", (), "", "auto", str(base))
-        config = SimpleNamespace(
-            arguments=("--dir", "ckpt"),
-            job=Job((Place(0, 0, "n0"),), slurm_id=slurm_id),
-            trouble=None,
-        )
+        self.job = Job((Place(0, 0, "n0"), *others), slurm_id=slurm_id)
+        config = SimpleNamespace(arguments=("--dir", "ckpt"), job=self.job, trouble=trouble)
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
-        self.adapter = Staging(context, settings)
+        self.adapter = self.new_adapter(context, settings)
         self.adapter.begin()
+
+    def new_adapter(self, context, settings):
+        return Staging(context, settings)
 
     @property
     def said(self):
