@@ -28,6 +28,7 @@ from hpclaunch.system.staging import (
 from hpclaunch.system.staging import nodes as nodes_of
 from hpclaunch.system.staging.memory import Memory
 from hpclaunch.system.staging.orders import Call, Copy, Look, Note
+from hpclaunch.system.staging.stage_directory import BESIDE
 
 NEWER = "storage has a newer one"
 SILENT = "storage has not answered for 0.3 s, and may have a newer one"
@@ -341,6 +342,7 @@ def test_what_a_lost_node_has_saved_is_restored_from_its_buddy(nodes, leader):
     assert restored.fetched > 0
     assert picture(nodes.stages[0]) == picture(nodes.stages[1]) == before
     assert nodes.restore(stager).fetched == 0  # all have it
+    assert all({*os.listdir(s.parent)} <= {s.name, *BESIDE} for s in nodes.stages)
 
 
 def test_shards_of_a_lost_node_are_restored(nodes, tmp_path):

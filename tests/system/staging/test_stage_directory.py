@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from hpclaunch.system.staging.stage_directory import (
+    BESIDE,
     LOCK,
     StageDirectory,
     await_orphans,
@@ -37,6 +38,13 @@ def test_it_is_private_and_has_the_name_of_the_directory_on_storage(base):
         assert os.stat(directory).st_mode & 0o777 == 0o700
     made.remove()
     assert os.listdir(base) == []
+
+
+@pytest.mark.parametrize("name", ["", *sorted(BESIDE)])
+def test_its_name_is_that_of_no_file_of_the_stager(base, name):
+    made = StageDirectory(base, f"/{name}")
+    assert os.path.basename(made.path) == "checkpoints"
+    made.remove()
 
 
 def test_one_that_is_in_use_is_not_swept(base):

@@ -29,7 +29,7 @@ from .memory import Memory
 from .other_files import OtherFiles, set_aside
 from .publishing import draft, later, publish, sweep
 from .requests import Requests
-from .stage_directory import rmtree
+from .stage_directory import HELD, rmtree
 
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
@@ -55,7 +55,7 @@ class Draining:
         self._answer = answer
         self._run = launch.storage_thread.run
         launch.storage_thread.meanwhile = self.meanwhile
-        self._held = os.path.join(launch.own, "held")  # the checkpoint that is being copied
+        self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
         rmtree(self._held)  # left by a stager that was killed
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.number = 0  # of drains so far

@@ -29,11 +29,10 @@ from .contents import HERE, file_at, tree
 from .copying import Between, GivenUpError, at_once, hold
 from .fetching import PIECE, Data, Source, pieces, place_all, receive, refuse_links, safe
 from .publishing import draft_beside, place, remove
-from .record import RECORD
 from .room import Room, room
+from .stage_directory import FETCHED, KEPT, LENT, RECORD, RESTORE
 
-KEPT, MANIFEST, FILES, FETCHED, RESTORE = "kept", "manifest", "files", "fetched", "restore"
-LENT = "lent"
+MANIFEST, FILES = "manifest", "files"
 MOST_KEPT = 2  # generations
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
 T = TypeVar("T")

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 BASE = "/dev/shm"  # noqa: S108 - each user has a private directory in it
-LOCK, AGENT = "lock", ".agent"
-VIEW = "view"  # see view.py
-UNNAMED = "checkpoints"  # the name for a storage directory without one, which is "/"
+LOCK, AGENT, VIEW, RECORD, HELD = "lock", ".agent", "view", "record", "held"
+KEPT, LENT, FETCHED, RESTORE = "kept", "lent", "fetched", "restore"
+BESIDE = {LOCK, AGENT, VIEW, RECORD, HELD, KEPT, LENT, FETCHED, RESTORE}  # what RANDOM has, too
+UNNAMED = "checkpoints"  # NAME, if the one on storage is among these, or storage is "/"
 
 
 class StageDirectory:
@@ -113,7 +114,8 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def _name(storage: str) -> str:
-    return os.path.basename(os.path.abspath(storage)) or UNNAMED
+    name = os.path.basename(os.path.abspath(storage))
+    return UNNAMED if name in {"", *BESIDE} else name
 
 
 def await_orphans(own: str, storage: str) -> None:

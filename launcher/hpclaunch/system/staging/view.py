@@ -34,7 +34,7 @@ class View:
         self._stage = stage
         beside = os.path.join(os.path.dirname(stage), VIEW)
         self.root = os.path.join(beside, os.path.basename(stage))
-        self._new = os.path.join(beside, "new")
+        self._new = f"{self.root}.new"
         self._shown: dict[str, StagedFile] = {}  # as their owners have them, by name
         rmtree(beside)  # left by another stager
         os.makedirs(self.root)
