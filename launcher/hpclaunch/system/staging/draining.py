@@ -60,7 +60,7 @@ class Draining:
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.number = 0  # of drains so far
         self.failed: tuple[object, float] = None, 0.0  # its identity, and when to try again
-        self._swept_term: int | None = None  # in which storage was swept; None: not yet, or again
+        self._swept_term: int | None = None  # when storage was swept; None: it has to be
         self._is_late = False  # the script deletes or rewrites what is not on storage yet
         self._is_rewritten = False  # the script writes to files in place while they are copied
         self._finishes = False  # the last drain was given up, so the next one is finished
@@ -77,8 +77,8 @@ class Draining:
         return not is_urgent and self._requests.has_pauses
 
     def sweep(self) -> None:
-        """Remove what a killed stager has left unfinished on storage, unless that is done: some of
-        it may stay, and another node may have led meanwhile. Raises OSError.
+        """Remove what killed stagers have left unfinished on storage. Do nothing if that was done
+        in this term, and nothing had to stay. Raises OSError.
         """
 
         def decisive(path: str) -> str:
