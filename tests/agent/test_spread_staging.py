@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import test_staging
-from test_staging import FD
+from test_staging import FD, wait_until_gone
 
 from hpclaunch.agent.spread_staging import OTHERS, SpreadStaging
 from hpclaunch.agent.staging import ENDS
@@ -291,10 +291,3 @@ def test_the_directory_of_a_member_goes_with_its_agent(member):
     member.adapter.close()
     assert member.asked[-1] == ("close",)
     wait_until_gone(stage)
-
-
-def wait_until_gone(path):
-    until = time.monotonic() + 10.0
-    while os.path.exists(path):
-        assert time.monotonic() < until
-        time.sleep(0.01)

@@ -98,6 +98,13 @@ class Story:
         )
 
 
+def wait_until_gone(path):
+    until = time.monotonic() + 10.0
+    while os.path.exists(path):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def story(tmp_path, monkeypatch):
     return Story(tmp_path, monkeypatch)
@@ -309,10 +316,7 @@ def test_the_end_waits_for_the_copies_and_removes_the_directory(staging):
     assert staging.flushed() == [events.StageFlushed(number=5)]
     assert os.path.isdir(stage)  # to remove much takes a while
     staging.adapter.close()
-    until = time.monotonic() + 10.0
-    while os.path.exists(stage):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until_gone(stage)
     assert staging.adapter.deadline() == math.inf
 
 

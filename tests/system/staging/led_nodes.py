@@ -46,15 +46,14 @@ class LedNodes:
         self._stagers.append((stager, self.channel))
         assert isinstance(stager.memory, Nodes)
         stager.memory.own.noted = self._stage_nodes[index].noted
-        self.leader, self._led_by = index, stager
+        self.leader, self._memory = index, stager.memory
         self._lead()
         return stager
 
     def _lead(self) -> None:
         peers = {i: p for i, p in self._peers.items() if i in self.living - {self.leader}}
-        assert isinstance(self._led_by.memory, Nodes)
         hosts = {i: f"n{i}" for i in (*peers, self.leader)}
-        self._led_by.memory.lead(self.leader, peers, hosts, lease=self.lease)
+        self._memory.lead(self.leader, peers, hosts, lease=self.lease)
 
     def lose(self, *lost: int) -> None:
         """Lose nodes with all that is in their memory."""

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from random_kills import wait_for
+from random_kills import eventually, wait_for
 from saving_scripts import picture, write
 from stalling_storage import CALLS, stalling_storage
 
@@ -104,10 +104,8 @@ def test_a_launch_that_loses_its_leader(stagers):
     (stagers.stage(1) / "log.txt").write_text("a log")
     path = str(stagers.storage / "step-1.pt")
     assert wait_for(leader, messages.Drained).path == path
-    kept = [stagers.stage(0).parent / "kept"]
-    until = time.monotonic() + 10
-    while not [*kept[0].rglob("step-1.pt")] and time.monotonic() < until:
-        time.sleep(0.05)
+    kept = stagers.stage(0).parent / "kept"
+    eventually(lambda: [*kept.rglob("step-1.pt")])
     time.sleep(1.5)  # another look
     leader.send(messages.Search(5))
     found = wait_for(leader, messages.Searched).found
@@ -151,10 +149,8 @@ def test_storage_that_hangs_holds_up_nothing_in_memory(tmp_path, call):
         wait_for(leader, messages.Drained)
         storage.stall(*() if call == "all" else (call,))
         save(stagers.stage(2), 2)
-        kept, until = stagers.stage(0).parent / "kept", time.monotonic() + 20
-        while not [*kept.rglob("step-2/.complete")]:
-            assert time.monotonic() < until, "no other node has it"
-            time.sleep(0.05)
+        kept = stagers.stage(0).parent / "kept"
+        eventually(lambda: [*kept.rglob("step-2/.complete")], 20)
         time.sleep(1.5)  # another look
         leader.send(messages.Search(2))
         found = wait_for(leader, messages.Searched, 20).found

@@ -15,6 +15,7 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from random_kills import eventually
 from saving_scripts import picture
 
 from hpclaunch.core.protocol.values import replace
@@ -119,13 +120,6 @@ def copy_of(entries, drafted):
     return Copy(entries, frozenset({"model.pt"}), os.path.basename(drafted), False)
 
 
-def wait_for(condition):
-    until = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.01)
-
-
 # What peers do
 
 
@@ -218,7 +212,7 @@ def copying(slow_copy, leader, follower, tmp_path, storage):
     entries = peer.ask(Look()).result(LONG).entries
     with draft(storage, "launch") as drafted:
         call = peer.ask(copy_of(entries, drafted))
-        wait_for(lambda: call.done_bytes > 0)
+        eventually(lambda: call.done_bytes > 0)
         assert not call.done()
         yield call
 
@@ -245,7 +239,7 @@ def test_a_copy_ends_with_the_leader_that_has_ordered_it(copying, leader, tmp_pa
     leader.close()
     with pytest.raises(ConnectionError):
         copying.result(LONG)
-    wait_for(lambda: not held(tmp_path))
+    eventually(lambda: not held(tmp_path))
 
 
 # Who leads
@@ -352,7 +346,7 @@ def test_a_connection_that_was_lost_while_idle(leader, follower):
         (peer,) = lead(leader, relay.port)
         peer.ask(Look()).result(LONG)
         relay.cut()
-        wait_for(peer._idle[0].is_lost)
+        eventually(peer._idle[0].is_lost)
         peer.ask(Look()).result(LONG)
 
 
@@ -543,7 +537,7 @@ def test_a_message_that_a_stranger_to_the_limit_sends(leader, follower, monkeypa
     (peer,) = lead(leader, follower.port)
     connection = remote_node._Connection(leader, peer.place)
     connection._socket.send(bytes(LIMIT + 1))
-    wait_for(connection.is_lost)
+    eventually(connection.is_lost)
     connection.close()
     peer.ask(Look()).result(LONG)
 

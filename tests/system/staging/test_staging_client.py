@@ -5,11 +5,10 @@ import os
 import select
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from random_kills import wait_for
+from random_kills import eventually, wait_for
 from saving_scripts import SCRIPTS, picture, write
 from stalling_storage import stalling_storage
 
@@ -55,10 +54,7 @@ def test_a_launch_from_its_start_to_its_end(client, directory, storage):
     SCRIPTS["files"](stage, 2)
     drained = wait_for(client, messages.Drained)
     assert (drained.path, drained.step) == (str(storage / "step-2.pt"), 2)
-    until = time.monotonic() + 30
-    while (storage / "step-1.pt").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    eventually(lambda: not (storage / "step-1.pt").exists())
     (stage / "log").write_text("done")
     client.send(messages.Flush(2))
     assert wait_for(client, messages.Flushed) == messages.Flushed(2, (), "")
@@ -109,18 +105,15 @@ def test_a_fault_of_its_own_is_shown(directory, storage, monkeypatch, capfd):
         "Looking.look = lambda _: open('missing'); "
     )
     monkeypatch.setattr(helper, "_PROGRAM", fault + helper._PROGRAM)
-    client = StagingClient(str(storage), directory.path, (), "", "auto")
-    try:
+    with contextlib.closing(StagingClient(str(storage), directory.path, (), "", "auto")) as client:
         assert client._process.wait(20) == 1
         assert "FileNotFoundError" in capfd.readouterr().err
-    finally:
-        client.close()
 
 
 @pytest.mark.parametrize("pattern", ["*/checkpoints", "**"])
 def test_a_pattern(directory, storage, pattern):
     client = StagingClient(str(storage), directory.path, (), "", "auto", pattern=pattern)
-    try:
+    with contextlib.closing(client):
         stage = Path(directory.path)
         write(storage / "run-1" / "checkpoints" / "step-1.pt", 1)
         client.send(messages.Restore(1))
@@ -131,8 +124,6 @@ def test_a_pattern(directory, storage, pattern):
         client.send(messages.Flush(1))
         assert wait_for(client, messages.Flushed).missing == ()
         assert picture(storage) == picture(stage)
-    finally:
-        client.close()
 
 
 @contextlib.contextmanager
@@ -188,10 +179,8 @@ def test_storage_that_hangs_does_not_keep_memory_full(tmp_path):
                 assert wait_for(client, messages.Drained).step == step
             storage.stall()
             write(stage / "step-3.pt", 3, more=os.urandom(1 << 20))
-            until = time.monotonic() + 20
-            while (stage / "step-1.pt").exists():
-                assert time.monotonic() < until, "there is no room for another one"
-                time.sleep(0.05)
+            # Room is made for another one.
+            eventually(lambda: not (stage / "step-1.pt").exists(), 20)
             storage.release()
             assert wait_for(client, messages.Drained).step == 3
         directory.remove()

@@ -15,13 +15,7 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, ro
 
 from . import messages
 from .contents import HERE, Contents, is_copied, is_unchanged, notes
-from .copying import (
-    THREADS,
-    Between,
-    GivenUpError,
-    RewrittenError,
-    make_parents,
-)
+from .copying import THREADS, Between, GivenUpError, RewrittenError, make_parents
 from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking

@@ -69,8 +69,9 @@ class Gathering:
         chosen, skipped = self._chosen(found, request)
         self._draining.chosen = 0 if chosen is None else chosen.time
         if chosen is None:
-            parts = self._launch, self._requests, self._draining, self._others
-            reply, restored = restore(*parts, request)
+            reply, restored = restore(
+                self._launch, self._requests, self._draining, self._others, request
+            )
             if isinstance(reply, Refused):
                 return reply
             path, skipped = reply.path, reply.skipped
