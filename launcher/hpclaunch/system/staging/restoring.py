@@ -15,7 +15,7 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
 from .contents import HERE, Contents, contents_of, file_at, names_any, notes
-from .copying import at_once, copy
+from .copying import at_once, copy, reason
 from .draining import Draining
 from .launch import Launch
 from .messages import Refused, Restore, Restored
@@ -105,7 +105,7 @@ class _Restoring:
             free = ""
             with contextlib.suppress(OSError):
                 free = f"; {written(room(self._stage).free)} are free in {self._stage}"
-            return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}{free}".lstrip(": "))
+            return Refused(request.id, reason(e) + free)
         return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
 
     def _staged(self, path: str) -> ExaminedCheckpoint | None:
