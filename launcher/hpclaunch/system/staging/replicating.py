@@ -57,11 +57,10 @@ class Replicating:
         for node, call in list(self._keeping.items()):
             if call.done() or node not in self._nodes:
                 del self._keeping[node]
-                has_ended = call.done() and not call.cancelled()
-                why = call.exception() if has_ended else None
+                why = call.exception() if call.done() else None
                 if isinstance(why, OSError) and not isinstance(why, FileNotFoundError):
                     self._again[node] = time.monotonic() + AGAIN
-                self._ended.append(KeepEnded(node, has_ended and why is None))
+                self._ended.append(KeepEnded(node, call.done() and why is None))
 
     def drop_all(self, node: int) -> None:
         """Have a node that has no room keep nothing until the next restore."""
