@@ -42,7 +42,6 @@ class SpreadStaging(Staging):
         self._refused = ""  # why no script can save in memory here; "": it can
         self._reported = events.StagerFound()
         self._led: effects.LeadStagers | None = None  # the last one; None: this agent does not lead
-        self._agents: tuple[int, ...] = ()  # those that need the checkpoint
         self._is_first = False  # no round has begun on any node
         self._search_number = 0  # of the pending search by the stager, or 0
         self._on_searched: OnSearched = lambda _: []
@@ -131,9 +130,6 @@ class SpreadStaging(Staging):
             return self._end_wait(leave=True)
         self._begin_flush()
         return []
-
-    def _restore(self, avoid: tuple[str, ...]) -> None:
-        self._ask(messages.Restore(self._number + 1, avoid, self._agents))
 
     def forget_search(self) -> None:
         """Do not call the `search` that waits for a restore or a flush: a later one replaces it."""

@@ -58,6 +58,7 @@ class Staging(Adapter):
         self._is_replaced = context.logs.is_replaced
         self._settings, self._config = settings, context.config
         self._launch = ""  # the name of a launch with several nodes
+        self._agents: tuple[int, ...] = ()  # with several, those that need the checkpoint
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
         self._directory: StageDirectory | None = None
@@ -205,7 +206,7 @@ class Staging(Adapter):
         return True
 
     def _restore(self, avoid: tuple[str, ...]) -> None:
-        self._ask(messages.Restore(self._number + 1, avoid))
+        self._ask(messages.Restore(self._number + 1, avoid, self._agents))
 
     @property
     def _is_restoring(self) -> bool:
