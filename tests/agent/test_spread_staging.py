@@ -9,47 +9,35 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from test_staging import FD, Client
+import test_staging
+from test_staging import FD, wait_until_gone
 
-from hpclaunch.agent import staging as module
-from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.spread_staging import OTHERS, SpreadStaging
 from hpclaunch.agent.staging import ENDS
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import Job, Origin, Place, StagerPlace, Trouble
-from hpclaunch.observe.console import messages as lines
+from hpclaunch.core.protocol.model import Origin, Place, StagerPlace, Trouble
 from hpclaunch.system.staging import messages
 
-PLACES = (Place(0, 0, "n0"), Place(1, 1, "n1"))
 OTHER = StagerPlace(1, "n1", "10.0.0.2", 6001, "10.0.0.1")
 LEAD = effects.LeadStagers(3, (OTHER,))
 PEERS = (messages.PeerPlace(1, "n1", "10.0.0.2", 6001, "10.0.0.1"),)
 
 
-class Story:
+class Story(test_staging.Story):
     """The adapter of one agent, whose stager listens. `asked` has the requests to its stagers."""
 
     def __init__(self, base, monkeypatch, *, leads=True, listens=True, trouble=None):
-        self.asked, self.facts, self.is_replaced = [], [], True
-        monkeypatch.setattr(
-            module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
-        )
-        job = Job(PLACES, slurm_id="7")
-        config = SimpleNamespace(arguments=("--dir", "ckpt"), job=job, trouble=trouble)
-        logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
-        context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
-        self.control = SimpleNamespace(leads=leads, index=0, job=job)
-        settings = Checkpoints("ckpt", (), "", "auto", str(base))
-        self.adapter = SpreadStaging(context, settings, b"key", "identity", self.control)
-        self.adapter.begin()
+        self.control = SimpleNamespace(leads=leads, index=0)
+        others = (Place(1, 1, "n1"),)
+        super().__init__(base, monkeypatch, slurm_id="7", others=others, trouble=trouble)
         listens = listens and self.adapter.paths is not None
         self.events = self.reply(messages.Listening(6000)) if listens else []
         if leads:
             self.adapter.lead(LEAD)
 
-    @property
-    def said(self):
-        return [line for fact in self.facts for line in lines(fact)]
+    def new_adapter(self, context, settings):
+        self.control.job = self.job
+        return SpreadStaging(context, settings, b"key", "identity", self.control)
 
     def requests(self, *names):
         return [request for request in self.asked if request[0] in names]
@@ -88,7 +76,7 @@ def member(tmp_path, monkeypatch):
 
 
 def test_a_stager_is_introduced_and_its_port_reported(member):
-    assert member.requests("introduce", "lead") == [("introduce", b"key".hex())]
+    assert member.requests("secret", "lead") == [("secret", b"key".hex())]
     assert member.events == [events.StagerFound(6000)]
     assert member.turn() == []
     assert member.requests("restore") == []
@@ -194,7 +182,7 @@ def test_a_stager_that_is_started_again_leads_and_restores(head):
     head.search()
     assert head.die() == [events.StagerFound()]
     after = [request[0] for request in head.asked[head.asked.index(("close",)) + 1 :]]
-    assert after == ["start", "introduce", "lead", "rounds", "restore"]
+    assert after == ["start", "secret", "lead", "rounds", "restore"]
     assert head.reply(messages.Listening(6500)) == [events.StagerFound(6500)]
 
 
@@ -236,7 +224,7 @@ def test_before_a_round_on_storage_all_is_copied_there(head):
     stage = head.adapter.paths.stage
     assert head.search(stages=False) == []
     assert head.flushed() == ["searched", events.StagerFound(0, OTHERS)]
-    assert not os.path.exists(stage)
+    wait_until_gone(stage)
     assert head.search() == ["searched"]
 
 
@@ -244,7 +232,7 @@ def test_before_the_first_round_there_is_nothing_to_copy(head):
     stage = head.adapter.paths.stage
     assert head.search(stages=False, is_first=True) == ["searched"]
     assert head.requests("flush", "restore") == []
-    assert not os.path.exists(stage)
+    wait_until_gone(stage)
 
 
 def test_a_stager_that_never_works_does_not_keep_the_job_from_its_first_round(head):
@@ -303,10 +291,3 @@ def test_the_directory_of_a_member_goes_with_its_agent(member):
     member.adapter.close()
     assert member.asked[-1] == ("close",)
     wait_until_gone(stage)
-
-
-def wait_until_gone(path):
-    until = time.monotonic() + 10.0
-    while os.path.exists(path):
-        assert time.monotonic() < until
-        time.sleep(0.01)

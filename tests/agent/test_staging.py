@@ -35,8 +35,9 @@ class Client:
         self._asked, self.given, self.lost = asked, [], False
         asked.append(("start", settings[1]))
 
-    def __getattr__(self, name):
-        return lambda *words, **more: self._asked.append((name, *words, *more.values()))
+    def send(self, request):
+        values = (getattr(request, name) for name in request.__match_args__)
+        self._asked.append((request.op, *values))
 
     def fileno(self):
         return FD
@@ -52,21 +53,21 @@ class Client:
 class Story:
     """An adapter with its stager. `said` has the lines that the user reads."""
 
-    def __init__(self, base, monkeypatch, *, slurm_id="", is_replaced=True):
-        self.asked, self.facts, self.is_replaced = [], [], is_replaced
+    def __init__(self, base, monkeypatch, *, slurm_id="", others=(), trouble=None):
+        self.asked, self.facts, self.is_replaced = [], [], True
         monkeypatch.setattr(
             module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
         )
         settings = Checkpoints("ckpt", (), "", "auto", str(base))
-        config = SimpleNamespace(
-            arguments=("--dir", "ckpt"),
-            job=Job((Place(0, 0, "n0"),), slurm_id=slurm_id),
-            trouble=None,
-        )
+        self.job = Job((Place(0, 0, "n0"), *others), slurm_id=slurm_id)
+        config = SimpleNamespace(arguments=("--dir", "ckpt"), job=self.job, trouble=trouble)
         logs = SimpleNamespace(is_replaced=lambda _: self.is_replaced)
         context = SimpleNamespace(config=config, logs=logs, record=self.facts.append, host="n0")
-        self.adapter = Staging(context, settings)
+        self.adapter = self.new_adapter(context, settings)
         self.adapter.begin()
+
+    def new_adapter(self, context, settings):
+        return Staging(context, settings)
 
     @property
     def said(self):
@@ -95,6 +96,13 @@ class Story:
         return self.adapter.before_search(
             lambda: ["searched"], ChooseCheckpoint(is_last=is_last, **more)
         )
+
+
+def wait_until_gone(path):
+    until = time.monotonic() + 10.0
+    while os.path.exists(path):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -308,15 +316,12 @@ def test_the_end_waits_for_the_copies_and_removes_the_directory(staging):
     assert staging.flushed() == [events.StageFlushed(number=5)]
     assert os.path.isdir(stage)  # to remove much takes a while
     staging.adapter.close()
-    until = time.monotonic() + 10.0
-    while os.path.exists(stage):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until_gone(stage)
     assert staging.adapter.deadline() == math.inf
 
 
 def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
-    staging.reply(messages.Draining("/s/ckpt/1.pt", 1 << 30, 3 << 30))
+    staging.reply(messages.DrainProgress("/s/ckpt/1.pt", 1 << 30, 3 << 30))
     staging.flush()
     staging.adapter.update(staging.adapter._wait.since + FIRST_NOTICE)
     staging.adapter.update(staging.adapter._wait.since + FIRST_NOTICE + 1.0)
@@ -347,7 +352,7 @@ def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
 
 def test_a_checkpoint_that_is_on_storage_is_not_called_lost(staging):
     staging.adapter.note_newest("/s/ckpt/2.pt")
-    staging.reply(messages.Draining("/s/ckpt/2.pt", 5, 10))
+    staging.reply(messages.DrainProgress("/s/ckpt/2.pt", 5, 10))
     staging.reply(messages.Drained("/s/ckpt/2.pt", 2, 10, 2.5))
     until = time.monotonic() + 100.0
     staging.flush(until)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from staging_nodes import Activity, Answer, Copies, Data, LostError, Node, call, read
 
-from hpclaunch.core.staging import care, choice, copies
+from hpclaunch.core.staging import choice, copies, replication
 from hpclaunch.core.staging.files import StagedFile
-from hpclaunch.core.staging.generations import Holding, Manifest, Settled, manifest
+from hpclaunch.core.staging.generations import Holding, LastRestore, Manifest, manifest
 
 if TYPE_CHECKING:
     from staging_cluster import Cluster
@@ -62,7 +62,7 @@ class Leader:
         self.peers = tuple(peers)  # the living nodes, as the head says
         self.number = 0  # of the last restore that it was asked for
         self.is_restoring = False
-        self.care = care.Care(node.index)
+        self.replication = replication.Replication(node.index)
         self._draining: Manifest | None = None
         self._drained: set[str] = set()  # generations
         self.world.spawn(self._watch(), node)
@@ -119,7 +119,7 @@ class Leader:
                 continue
             if self.is_restoring or number != self.number:
                 continue
-            for effect in self.care.handle(care.View(found, holdings, others)):
+            for effect in self.replication.handle(replication.Survey(found, holdings, others)):
                 self._perform(effect)
             mixed = choice.mixtures(found, holdings)
             newest = next((m for m in found if m not in mixed), None)
@@ -127,13 +127,13 @@ class Leader:
                 self._draining = newest
                 self.world.spawn(self._drain(newest), self.node)
 
-    def _perform(self, effect: care.Effect) -> None:
+    def _perform(self, effect: replication.Effect) -> None:
         self.world.say(f"leader {self.node.index}: {short(effect)}")
         nodes = self.cluster.nodes
         match effect:
-            case care.Keep(node=node):
+            case replication.Keep(node=node):
                 self.world.spawn(self._keep(effect), self.node)
-            case care.Drop(node=node, generation=generation):
+            case replication.Drop(node=node, generation=generation):
 
                 def drop() -> Activity:
                     nodes[node].kept.pop(generation, None)
@@ -141,7 +141,7 @@ class Leader:
                     yield
 
                 self._call(node, drop())
-            case care.DropFetched(node=node, names=names):
+            case replication.DropFetched(node=node, names=names):
 
                 def drop_fetched() -> Activity:
                     nodes[node].drop_fetched(names)
@@ -149,7 +149,7 @@ class Leader:
                     yield
 
                 self._call(node, drop_fetched())
-            case care.Delete(manifest=deleted, left=left):
+            case replication.Delete(manifest=deleted, left=left):
                 self.cluster.checker.deleting(deleted)
                 for node, files in left.items():
                     self._call(node, self._remove(nodes[node], files))
@@ -160,7 +160,7 @@ class Leader:
         return
         yield
 
-    def _keep(self, effect: care.Keep) -> Activity:
+    def _keep(self, effect: replication.Keep) -> Activity:
         node, name = self.cluster.nodes[effect.node], effect.manifest.generation
 
         def keep() -> Activity:
@@ -174,7 +174,7 @@ class Leader:
                     self.cluster.checker.kept(effect.manifest, transfer.file.name, node)
 
         _, error = yield self._call(effect.node, keep())
-        self.care.handle(care.KeepEnded(effect.node, error is None))
+        self.replication.handle(replication.KeepEnded(effect.node, error is None))
 
     def _drain(self, newest: Manifest) -> Activity:
         """Copy a generation to storage, and publish it if no file has changed meanwhile."""
@@ -227,7 +227,7 @@ class Leader:
     def _restore(self, number: int, participants: Sequence[int]) -> Activity:
         found, holdings = yield from self.look()
         mixed = choice.mixtures(found, holdings)
-        for effect in self.care.finish([m for m in found if m not in mixed], holdings):
+        for effect in self.replication.finish([m for m in found if m not in mixed], holdings):
             self._perform(effect)
         nodes, receivers = self.cluster.nodes, sorted({*participants, self.node.index})
         chosen = choice.choice(found, holdings, stored=self.cluster.newest_stored())
@@ -254,15 +254,15 @@ class Leader:
             h.node in receivers and not h.has(f) for h in holdings for f in chosen.needed
         ):
             raise LostError("a file is lost")
-        settled = Settled(number, frozenset(receivers), chosen.generation if chosen else "")
+        restore = LastRestore(number, frozenset(receivers), chosen.generation if chosen else "")
         yield from self._all(
-            self._call(n, self._settle(nodes[n], settled, outdated.get(n, ()))) for n in self.peers
+            self._call(n, self._record(nodes[n], restore, outdated.get(n, ()))) for n in self.peers
         )
 
-    def _settle(self, node: Node, settled: Settled, outdated: Collection[str]) -> Activity:
+    def _record(self, node: Node, restore: LastRestore, outdated: Collection[str]) -> Activity:
         for name in outdated:
             node.files.pop(name, None)
-        node.settle(settled)
+        node.record_restore(restore)
         return
         yield
 
@@ -313,14 +313,14 @@ def is_restored(here: Manifest, stored: Manifest) -> bool:
     return here.generation == stored.generation
 
 
-def short(effect: care.Effect) -> str:
+def short(effect: replication.Effect) -> str:
     match effect:
-        case care.Keep(node=node, manifest=kept, transfers=transfers):
+        case replication.Keep(node=node, manifest=kept, transfers=transfers):
             what = ", ".join(f"{f.file.name} from {f.source}" for f in transfers)
             return f"node {node} keeps {kept.key} {kept.generation}: {what}"
-        case care.Drop(node=node, generation=generation):
+        case replication.Drop(node=node, generation=generation):
             return f"node {node} drops {generation}"
-        case care.DropFetched(node=node, names=names):
+        case replication.DropFetched(node=node, names=names):
             return f"node {node} drops what it has fetched: {', '.join(sorted(names))}"
-        case care.Delete(manifest=deleted, left=left):
+        case replication.Delete(manifest=deleted, left=left):
             return f"{deleted.key} {deleted.generation} was deleted; left on {sorted(left)}"

@@ -18,8 +18,8 @@ from hpclaunch.core.staging.files import Identity, StagedFile
 from hpclaunch.core.staging.generations import (
     Holding,
     Kept,
+    LastRestore,
     Manifest,
-    Settled,
 )
 
 SIZE = 1000
@@ -150,10 +150,10 @@ class Node:
     def empty(self) -> None:
         self.order = (0, 0)  # the highest term, and the restore in it
         self.files: dict[str, Data] = {}
-        self.had: dict[str, Identity] = {}  # when it was settled
+        self.had: dict[str, Identity] = {}  # at the last restore
         self.fetched: dict[str, Identity] = {}
         self.kept: dict[str, Copies] = {}
-        self.settled = Settled()
+        self.restore = LastRestore()
 
     @property
     def runs(self) -> bool:
@@ -183,7 +183,7 @@ class Node:
         fetched = frozenset(n for n, i in self.fetched.items() if self._is_same(n, i))
         files = {name: data.identity for name, data in self.files.items()}
         kept = tuple(Kept(c.manifest, frozenset(c.files)) for c in self.kept.values())
-        holding = Holding(self.index, self.host, files, old, fetched, kept, self.settled)
+        holding = Holding(self.index, self.host, files, old, fetched, kept, self.restore)
         return holding, dict(self.files)
 
     def find(self, file: StagedFile, generation: str) -> Data:
@@ -194,8 +194,8 @@ class Node:
             raise LostError(f"node {self.index} has no such {file.name}")
         return found[file.name]
 
-    def settle(self, settled: Settled) -> None:
-        self.settled = settled
+    def record_restore(self, restore: LastRestore) -> None:
+        self.restore = restore
         self.had = {name: data.identity for name, data in self.files.items()}
 
     def remove(self, files: Iterable[StagedFile]) -> None:

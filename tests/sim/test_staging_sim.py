@@ -15,8 +15,9 @@ from staging_nodes import Node
 from staging_replay import broken, check
 
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.core.staging import care, choice, copies
+from hpclaunch.core.staging import choice, copies, replication
 from hpclaunch.core.staging.generations import Holding, Manifest
+from hpclaunch.core.staging.replication import Replication
 from samples import quick_and_exhaustive
 
 BATCHES, SEEDS = 20, 25
@@ -57,10 +58,10 @@ def need_decisive(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
     return any(h.has(manifest.decisive_file) for h in holdings)
 
 
-def compare_nothing(self: care.Care, holding: Holding, rule: Any = care.Care._gone) -> Any:
+def compare_nothing(self: Replication, holding: Holding, rule: Any = Replication._gone) -> Any:
     """Let a node that has come back with nothing have deleted all."""
     if (last := self._last.get(holding.node)) is not None:
-        self._last[holding.node] = replace(last, settled=holding.settled)
+        self._last[holding.node] = replace(last, restore=holding.restore)
     return rule(self, holding)
 
 
@@ -83,11 +84,11 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "storage is not compared": (choice, "choice", ignore_storage),
     "storage replaces nothing of its name": (staging_leader, "is_restored", are_of_one_name),
     "the decisive file is enough": (choice, "is_available", need_decisive),
-    "one look is enough": (care.Care, "_found", property(lambda _: Everything(), never)),
-    "a new node has deleted what it lacks": (care.Care, "_gone", compare_nothing),
-    "what is seen is safe": (care, "is_safe", always),
-    "the safe one is dropped for the next": (care, "is_kept", never),
-    "nothing is dropped": (care.Care, "_drop", lambda *_: []),
+    "one look is enough": (Replication, "_found", property(lambda _: Everything(), never)),
+    "a new node has deleted what it lacks": (Replication, "_gone", compare_nothing),
+    "what is seen is safe": (replication, "is_safe", always),
+    "the safe one is dropped for the next": (replication, "is_kept", never),
+    "nothing is dropped": (Replication, "_drop", lambda *_: []),
     "a host is its own buddy": (copies, "buddies", lambda hosts: {n: n for n in hosts}),
     "nobody is a buddy": (copies, "buddies", lambda _: {}),
     "any file of the name will do": (Holding, "has", lambda self, f: f.name in self.files),

@@ -42,7 +42,6 @@ class SpreadStaging(Staging):
         self._refused = ""  # why no script can save in memory here; "": it can
         self._reported = events.StagerFound()
         self._led: effects.LeadStagers | None = None  # the last one; None: this agent does not lead
-        self._agents: tuple[int, ...] = ()  # those that need the checkpoint
         self._is_first = False  # no round has begun on any node
         self._search_number = 0  # of the pending search by the stager, or 0
         self._on_searched: OnSearched = lambda _: []
@@ -74,7 +73,7 @@ class SpreadStaging(Staging):
 
     def _new_client(self, paths: StagedPaths) -> StagingClient:
         client = super()._new_client(paths)
-        client.introduce(self._key.hex())
+        client.send(messages.Secret(self._key.hex()))
         self._send_lead(client)
         return client
 
@@ -93,14 +92,15 @@ class SpreadStaging(Staging):
         )
         index, job = self._control.index, self._control.job
         lease = job.timing.vote_lease + job.timing.election  # by then, another one may lead
-        client.lead(self._led.term, index, job.places[index].host, lease, peers)
+        host = job.places[index].host
+        client.send(messages.Lead(self._led.term, index, host, lease, peers))
 
     def _follow(self) -> None:
         """Stop what this agent did as the leader."""
         self._led = self._request = self._wait = None
         self._search_number = 0
         if self._client is not None:
-            self._client.follow()
+            self._client.send(messages.Follow())
 
     def update(self, now: float) -> list[events.Event]:
         """Also report a change of the stager's state to the core."""
@@ -131,9 +131,6 @@ class SpreadStaging(Staging):
         self._begin_flush()
         return []
 
-    def _restore(self, avoid: tuple[str, ...]) -> None:
-        self._ask(messages.Restore(self._number + 1, avoid, self._agents))
-
     def forget_search(self) -> None:
         """Do not call the `search` that waits for a restore or a flush: a later one replaces it."""
         self._wait = None
@@ -145,7 +142,7 @@ class SpreadStaging(Staging):
 
     def _send_search(self) -> None:
         if self._client is not None and self._search_number:
-            self._client.search(self._search_number)
+            self._client.send(messages.Search(self._search_number))
 
     def note_round(self, *, stages: bool) -> None:
         """Note where the next round saves. If on storage, give up the staging directory: all that
@@ -154,7 +151,7 @@ class SpreadStaging(Staging):
         self._has_begun |= stages
         if not stages:
             self._leave()
-            self._remove_meanwhile()
+            self._remove()
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
         # Even if no round has saved here: other nodes may have files in memory.

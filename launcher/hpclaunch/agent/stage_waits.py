@@ -60,7 +60,7 @@ class Copies:
     """The state of the copies to storage."""
 
     def __init__(self) -> None:
-        self.current: messages.Draining | None = None  # the progress of the copy that runs
+        self.current: messages.DrainProgress | None = None  # the progress of the copy that runs
         self._newest = ""  # the newest checkpoint, perhaps only in memory
         self._stored = ""  # the checkpoint that was copied to storage last, or from it
         self._failed: messages.DrainFailed | None = None  # since the last successful copy

@@ -58,6 +58,7 @@ class Staging(Adapter):
         self._is_replaced = context.logs.is_replaced
         self._settings, self._config = settings, context.config
         self._launch = ""  # the name of a launch with several nodes
+        self._agents: tuple[int, ...] = ()  # with several, those that need the checkpoint
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
         self._directory: StageDirectory | None = None
@@ -104,7 +105,7 @@ class Staging(Adapter):
         ends, and removes the directory, once all is on storage.
         """
         if self.paths is None:
-            self._remove_meanwhile()
+            self._remove()
 
     def _leave(self) -> None:
         """End staging: nothing is left in memory that is still needed."""
@@ -115,11 +116,6 @@ class Staging(Adapter):
             self._client = None
 
     def _remove(self) -> None:
-        if self._directory is not None:
-            self._directory.remove()
-            self._directory = None
-
-    def _remove_meanwhile(self) -> None:
         """Remove the directory in a thread. With much in memory, this may take long."""
         directory, self._directory = self._directory, None
         if directory is not None:
@@ -132,7 +128,7 @@ class Staging(Adapter):
         assert self.paths is not None, "there is a staging directory"
         self._start_at = math.inf
         self._client = client = self._new_client(self.paths)
-        client.rounds(self._rounds, hurry=self._hurries)
+        client.send(messages.Rounds(self._rounds, self._hurries))
         self._send_request()
 
     def _new_client(self, paths: StagedPaths) -> StagingClient:
@@ -153,13 +149,8 @@ class Staging(Adapter):
         self._send_request()
 
     def _send_request(self) -> None:
-        client, request = self._client, self._request
-        if client is None:
-            return
-        if isinstance(request, messages.Restore):
-            client.restore(request.id, request.avoid, request.nodes)
-        elif request is not None:
-            client.flush(request.id)
+        if self._client is not None and self._request is not None:
+            self._client.send(self._request)
 
     def note_rounds(self, rounds: Rounds, *, hurry: bool) -> None:
         """Note the rounds so far. `hurry`: copy at full speed, since the last one is ending."""
@@ -168,7 +159,7 @@ class Staging(Adapter):
             self.skipped, self._tried = (), set()  # the round's beginning has reported `skipped`
             self._kills.begin()
         if self._client is not None:
-            self._client.rounds(rounds, hurry=hurry)
+            self._client.send(messages.Rounds(rounds, hurry))
 
     def note_failure(self) -> None:
         """Note that a worker has failed. If memory was full, another round that saves there would
@@ -215,7 +206,7 @@ class Staging(Adapter):
         return True
 
     def _restore(self, avoid: tuple[str, ...]) -> None:
-        self._ask(messages.Restore(self._number + 1, avoid))
+        self._ask(messages.Restore(self._number + 1, avoid, self._agents))
 
     @property
     def _is_restoring(self) -> bool:
@@ -288,7 +279,7 @@ class Staging(Adapter):
                 return self._cannot_restore(reply.why, reply.host)
             case messages.NoRoom(why=why, host=host):
                 return self._refuse(why, host)
-            case messages.Draining():
+            case messages.DrainProgress():
                 self._copies.current = reply
             case messages.Drained(path=path, step=step, size=size, seconds=seconds):
                 self._copies.note_drained(path)
@@ -390,7 +381,7 @@ class Staging(Adapter):
         if now >= wait.until:
             return self._give_up("no time was left")
         if wait.needs_notice(now):
-            copied = self._copies.current or messages.Draining("", 0, 0)
+            copied = self._copies.current or messages.DrainProgress("", 0, 0)
             progress = (copied.path, copied.done, copied.size, now - wait.since)
             where, is_filling = self._settings.where, self._is_filling_memory
             self._record(StageAwaited(self._host, where, *progress, is_filling))

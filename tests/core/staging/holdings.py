@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.staging.files import StagedFile
-from hpclaunch.core.staging.generations import Holding, Kept, Manifest, Settled, manifest
+from hpclaunch.core.staging.generations import Holding, Kept, LastRestore, Manifest, manifest
 
 
 def a_save(time: int, *owners: int, key: str = "last", size: int = 10) -> Manifest:
@@ -17,15 +17,15 @@ def a_save(time: int, *owners: int, key: str = "last", size: int = 10) -> Manife
 
 
 def nodes(
-    *saves: Manifest, hosts: str = "abc", settled: Settled | None = None, old: bool = False
+    *saves: Manifest, hosts: str = "abc", restore: LastRestore | None = None, old: bool = False
 ) -> list[Holding]:
     """Return nodes that have what they own of these saves."""
-    settled = settled or Settled(1, frozenset(range(len(hosts))), "before")
+    restore = restore or LastRestore(1, frozenset(range(len(hosts))), "before")
     holdings = []
     for node, host in enumerate(hosts):
         files = {f.name: f.identity for s in saves for f in s.files if f.owner == node}
         names = frozenset(files) if old else frozenset[str]()
-        holdings.append(Holding(node, host, files, names, settled=settled))
+        holdings.append(Holding(node, host, files, names, restore=restore))
     return holdings
 
 

@@ -6,7 +6,7 @@ from holdings import a_save, have, keep, nodes
 
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.staging.choice import choice, mixtures, outdated, shown
-from hpclaunch.core.staging.generations import Settled, manifest
+from hpclaunch.core.staging.generations import LastRestore, manifest
 
 OLD, NEW = a_save(100, 0, 1), a_save(200, 0, 1)
 
@@ -77,7 +77,7 @@ def test_the_view_shows_what_was_saved_last() -> None:
 
 def test_a_node_that_has_returned_shows_only_what_nobody_else_has() -> None:
     holdings = nodes(OLD)
-    back = have(replace(holdings[2], settled=Settled()), a_save(150, 2, 2, 2))
+    back = have(replace(holdings[2], restore=LastRestore()), a_save(150, 2, 2, 2))
     view = shown([*holdings[:2], back])
     assert [view[f"last/{rank}"].node for rank in range(3)] == [0, 1, 2]
 
@@ -88,7 +88,7 @@ MIXED = manifest("last", [NEW.files[0], OLD.files[1], NEW.files[2]], "last/meta"
 
 
 def after_a_save(hosts: str = "abc") -> list:
-    """Return nodes that had OLD when they were settled. Node 0 has saved its part of NEW since."""
+    """Return nodes that had OLD at the last restore. Node 0 has saved its part of NEW since."""
     holdings = [have(h, OLD, old=True) for h in nodes(hosts=hosts)]
     for file in NEW.files[0], NEW.files[2]:
         holdings[0].files[file.name] = file.identity
@@ -121,20 +121,20 @@ def test_what_is_known_is_no_mixture() -> None:
     holdings[1] = keep(holdings[1], MIXED, "last/0")
     assert mixtures([MIXED], holdings) == []
     holdings = [
-        replace(h, settled=Settled(1, frozenset(range(3)), OLD.generation)) for h in holdings
+        replace(h, restore=LastRestore(1, frozenset(range(3)), OLD.generation)) for h in holdings
     ]
     assert mixtures([OLD], holdings) == []
 
 
 def test_files_of_a_node_that_was_not_there_do_not_count() -> None:
     holdings = nodes(OLD)
-    holdings[1] = replace(holdings[1], settled=Settled())
-    holdings[0] = replace(holdings[0], settled=Settled(1, frozenset({0, 2})))
-    holdings[2] = replace(holdings[2], settled=holdings[0].settled)
+    holdings[1] = replace(holdings[1], restore=LastRestore())
+    holdings[0] = replace(holdings[0], restore=LastRestore(1, frozenset({0, 2})))
+    holdings[2] = replace(holdings[2], restore=holdings[0].restore)
     assert mixtures([OLD], holdings) == [OLD]
 
 
-# What nodes remove when they are settled
+# What nodes remove with a restore
 
 
 def test_nothing_newer_than_the_choice_is_left() -> None:

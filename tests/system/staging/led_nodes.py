@@ -44,17 +44,16 @@ class LedNodes:
         stager = Stager(self.channel, launch)
         stager.requests.is_hurried = True
         self._stagers.append((stager, self.channel))
-        assert isinstance(stager.nodes, Nodes)
-        stager.nodes.own.noted = self._stage_nodes[index].noted
-        self.leader, self._led_by = index, stager
+        assert isinstance(stager.memory, Nodes)
+        stager.memory.own.noted = self._stage_nodes[index].noted
+        self.leader, self._memory = index, stager.memory
         self._lead()
         return stager
 
     def _lead(self) -> None:
         peers = {i: p for i, p in self._peers.items() if i in self.living - {self.leader}}
-        assert isinstance(self._led_by.nodes, Nodes)
         hosts = {i: f"n{i}" for i in (*peers, self.leader)}
-        self._led_by.nodes.lead(self.leader, peers, hosts, lease=self.lease)
+        self._memory.lead(self.leader, peers, hosts, lease=self.lease)
 
     def lose(self, *lost: int) -> None:
         """Lose nodes with all that is in their memory."""
@@ -81,17 +80,18 @@ class LedNodes:
         wanted = tuple(sorted(nodes or self.living))
         return stager.restore(messages.Restore(1, avoid, wanted))
 
-    def care(self, stager: Stager) -> None:
+    def replicate(self, stager: Stager) -> None:
         """Copy the newest checkpoint to other nodes, but not to storage."""
-        assert isinstance(stager.nodes, Nodes)
+        assert isinstance(stager.memory, Nodes)
         for _ in range(3):
             found = stager.looking.look()
-            stager.nodes.care(stager.looking.complete(found), stager.looking.incomplete(found))
-            wait(stager.nodes._caring._keeping.values())
+            complete = stager.looking.complete(found)
+            stager.memory.replicate(complete, stager.looking.incomplete(found))
+            wait(stager.memory._replicating._keeping.values())
 
     def work(self, stager: Stager) -> None:
         """Work until all is copied and drained."""
-        assert isinstance(stager.nodes, Nodes)
+        assert isinstance(stager.memory, Nodes)
         for _ in range(5):
             stager.work()
-            wait(stager.nodes._caring._keeping.values())
+            wait(stager.memory._replicating._keeping.values())

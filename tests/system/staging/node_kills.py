@@ -145,7 +145,7 @@ class Job:
         """Let all nodes have the newest checkpoint, and check what they have got."""
         client = self.nodes.lead(self._leader)
         self.restores += 1
-        client.restore(self.restores, nodes=tuple(sorted(self.nodes.living)))
+        client.send(messages.Restore(self.restores, nodes=tuple(sorted(self.nodes.living))))
         restored = wait_for(client, (messages.Restored, messages.Refused))
         assert isinstance(restored, messages.Restored), restored or "the leading stager was lost"
         self.fetched += restored.fetched > 0
@@ -194,7 +194,7 @@ class Job:
 
     def flush(self) -> None:
         client = self.nodes.lead(self._leader)
-        client.flush(1)
+        client.send(messages.Flush(1))
         flushed = wait_for(client, messages.Flushed)
         assert isinstance(flushed, messages.Flushed), "the leading stager was lost"
         mixed = flushed.mixed if self._script.may_mix else ()

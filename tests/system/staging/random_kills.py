@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -43,6 +44,14 @@ class Script(threading.Thread):
         while not self.is_over.wait(self._rng.uniform(0, 0.2)):
             self._save(self._stage, len(self.versions) + 1)
             self.versions.append(picture(self._stage))
+
+
+def eventually(holds: Callable[[], object], limit: float = 60.0) -> None:
+    """Wait until something holds."""
+    until = time.monotonic() + limit
+    while not holds():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.01)
 
 
 def wait_for(client: StagingClient, kind: type | tuple[type, ...], limit: float = 60.0) -> object:
@@ -86,7 +95,7 @@ def run(name: str, kills: int, seed: int) -> str:
             client = start()
         script.is_over.set()
         script.join()
-        client.flush(1)
+        client.send(messages.Flush(1))
         flushed = wait_for(client, messages.Flushed)
         assert flushed == messages.Flushed(1, (), ""), flushed
         differing = {*picture(storage).items()} ^ {*picture(Path(directory.path)).items()}

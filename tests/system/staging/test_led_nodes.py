@@ -26,8 +26,9 @@ from hpclaunch.system.staging import (
     view,
 )
 from hpclaunch.system.staging import nodes as nodes_of
-from hpclaunch.system.staging.one_node import OneNode
+from hpclaunch.system.staging.memory import Memory
 from hpclaunch.system.staging.orders import Call, Copy, Look, Note
+from hpclaunch.system.staging.stage_directory import BESIDE
 
 NEWER = "storage has a newer one"
 SILENT = "storage has not answered for 0.3 s, and may have a newer one"
@@ -139,7 +140,7 @@ def test_looks_that_fail_for_long_are_reported(nodes, monkeypatch):
     """Nothing reaches storage meanwhile."""
     stager = nodes.lead()
     error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
-    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=3)
+    without_an_answer(stager.memory.peers[1], monkeypatch, error, times=3)
     stager.work()
     assert nodes.sent(messages.DrainFailed) == []
     monkeypatch.setattr(looking, "LASTING", 0.0)
@@ -167,7 +168,7 @@ def test_a_search_waits_for_a_node_that_does_not_answer(nodes, monkeypatch, is_l
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
     error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
-    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=-1 if is_lasting else 3)
+    without_an_answer(stager.memory.peers[1], monkeypatch, error, times=-1 if is_lasting else 3)
     monkeypatch.setattr(nodes_of, "PATIENCE", 0.2 if is_lasting else 60.0)
     searched = stager.search(5)
     if is_lasting:
@@ -180,7 +181,7 @@ def test_a_search_that_waits_for_a_node_gives_way_to_a_flush(nodes, monkeypatch)
     """Else both would wait for it in turn, a minute each."""
     stager = nodes.lead()
     error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
-    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    without_an_answer(stager.memory.peers[1], monkeypatch, error)
     stager.requests.pending.append(messages.Flush(6))
     began = time.monotonic()
     assert stager.search(5) == messages.Searched(5, (), "n1: no answer")
@@ -246,14 +247,14 @@ def test_a_stager_that_leads_no_more_does_not_replace_what_is_newer(nodes, monke
     stager = nodes.lead()
     write(nodes.stages[0] / "snapshot.pt", 1)
     (nodes.stages[0] / "latest").write_text("1")
-    done = getattr(OneNode, meanwhile)
+    done = getattr(Memory, meanwhile)
 
     def late(self, *words, **options):
         done(self, *words, **options)
         write(nodes.storage / "snapshot.pt", 2)
         (nodes.storage / "latest").write_text("2")
 
-    monkeypatch.setattr(stager.nodes, meanwhile, late.__get__(stager.nodes))
+    monkeypatch.setattr(stager.memory, meanwhile, late.__get__(stager.memory))
     stager.work()
     stager.work()  # too early to try it again
     newer = picture(nodes.storage)
@@ -269,7 +270,7 @@ def test_the_next_leader_knows_what_the_last_one_has_put_on_storage(nodes, monke
     stager = nodes.lead(0)
     if fails:  # the first time, a node does not get the record
         error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
-        without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=1, order=Note)
+        without_an_answer(stager.memory.peers[1], monkeypatch, error, times=1, order=Note)
     else:
 
         def die(*_):
@@ -291,8 +292,8 @@ def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
     """Orders to its own node have no term that could be refused."""
     stager, orders = nodes.lead(), []
     stager.work()
-    monkeypatch.setattr(stager.nodes._caring, "look", orders.append)
-    stager.nodes._follow()
+    monkeypatch.setattr(stager.memory._replicating, "look", orders.append)
+    stager.memory._follow()
     stager.work()
     assert orders == []
 
@@ -341,6 +342,7 @@ def test_what_a_lost_node_has_saved_is_restored_from_its_buddy(nodes, leader):
     assert restored.fetched > 0
     assert picture(nodes.stages[0]) == picture(nodes.stages[1]) == before
     assert nodes.restore(stager).fetched == 0  # all have it
+    assert all({*os.listdir(s.parent)} <= {s.name, *BESIDE} for s in nodes.stages)
 
 
 def test_shards_of_a_lost_node_are_restored(nodes, tmp_path):
@@ -436,8 +438,8 @@ def test_of_both_nodes_that_have_it_lost_an_older_one_is_restored(nodes):
     nodes.work(stager)
     before = picture(nodes.storage)
     write(nodes.stages[2] / "step-2.pt", 2)
-    nodes.care(stager)
-    nodes.care(stager)
+    nodes.replicate(stager)
+    nodes.replicate(stager)
     assert kept(nodes) == [1, 0, 0]
     nodes.lose(0, 2)
     assert nodes.restore(stager).path == str(nodes.storage / "step-1.pt")
@@ -595,16 +597,16 @@ def test_a_restore_that_a_node_does_not_record_is_begun_again(nodes, monkeypatch
     """Without the record, all that the node saves in the next round would count as a mixture."""
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
-    settle, tries = node.StageNode.settle, []
+    record_restore, tries = node.StageNode.record_restore, []
 
-    def full(self, settled):
+    def full(self, restore):
         if self.stage == str(nodes.stages[1]):
-            tries.append(settled)
+            tries.append(restore)
             if is_lasting or len(tries) == 1:
                 raise OSError(errno.ENOSPC, "no space left", self.stage)
-        settle(self, settled)
+        record_restore(self, restore)
 
-    monkeypatch.setattr(node.StageNode, "settle", full)
+    monkeypatch.setattr(node.StageNode, "record_restore", full)
     answer = nodes.restore(stager)
     if is_lasting:
         assert answer == messages.Refused(1, f"{nodes.stages[1]}: no space left", "n1")
@@ -626,9 +628,9 @@ def test_a_node_that_does_not_answer_keeps_no_memory_from_the_leading_one(nodes,
         deleted.unlink()
         write(replaced, 2)
         error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
-        without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=1)
+        without_an_answer(stager.memory.peers[1], monkeypatch, error, times=1)
         stager.looking.look()
-        assert not os.path.exists(os.path.join(stager.nodes.launch.root, deleted.name))
+        assert not os.path.exists(os.path.join(stager.memory.launch.root, deleted.name))
         assert os.fstat(before.fileno()).st_nlink == 0
     nodes.work(stager)
     assert picture(nodes.storage) == picture(nodes.stages[0])
@@ -694,14 +696,14 @@ def test_a_look_that_fails_during_a_drain_does_not_count_as_a_deletion(nodes, mo
 
     def copy(items, source, draft, *more):
         if "storage" in draft and items:
-            without_an_answer(stager.nodes.peers[0], monkeypatch, error, times=1)
+            without_an_answer(stager.memory.peers[0], monkeypatch, error, times=1)
             stager.looking.due = 0.0
             while not stager.looking.due:
                 time.sleep(0.01)
         copied(items, source, draft, *more)
 
     monkeypatch.setattr(node.copying, "copy", copy)
-    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    monkeypatch.setattr(stager.memory, "lack", lambda *_: ("no room", ""))
     stager.work()
     assert picture(nodes.storage) == picture(nodes.stages[0])
 
@@ -748,7 +750,7 @@ def delete_before_drained(nodes, stager, first="step-1.pt", second="step-2.pt"):
     nodes.work(stager)
     write(nodes.stages[1] / second, 2)
     (nodes.stages[1] / first).unlink()
-    nodes.care(stager)
+    nodes.replicate(stager)
 
 
 @pytest.mark.parametrize("is_led_by_the_same", [False, True])
@@ -770,7 +772,7 @@ def test_the_next_leader_deletes_what_is_left_of_a_deleted_checkpoint(nodes, tmp
     def die(*_):
         raise KilledError
 
-    monkeypatch.setattr(stager.nodes, "delete_at", die)
+    monkeypatch.setattr(stager.memory, "delete_at", die)
     with pytest.raises(KilledError):
         stager.work()
     nodes.lose(2)
@@ -904,10 +906,10 @@ def test_a_checkpoint_that_is_deleted_while_another_node_copies_it_is_kept(nodes
         return read(self, *of)
 
     write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(3 << 20))
-    stager.nodes.care(stager.looking.complete(stager.looking.look()))
+    stager.memory.replicate(stager.looking.complete(stager.looking.look()))
     monkeypatch.setattr(node.StageNode, "read", read_late)
     todo.append(nodes.stages[0] / "step-1.pt")
-    nodes.care(stager)
+    nodes.replicate(stager)
     assert not todo
     assert kept(nodes) == [0, 1, 0]
     nodes.lose(0)
@@ -952,7 +954,7 @@ def test_what_only_buddies_have_is_flushed(nodes):
     stager = nodes.lead(1)
     write(nodes.stages[2] / "step-1.pt", 1)
     expected = picture(nodes.stages[2])
-    nodes.care(stager)
+    nodes.replicate(stager)
     assert picture(nodes.storage) == {}
     nodes.lose(2)
     assert stager.flush(1) == messages.Flushed(1, (), "")
@@ -966,14 +968,14 @@ def test_shards_that_were_not_looked_at_simultaneously_are_looked_at_again(
     stager = nodes.lead()
     dcp(nodes, 1, tmp_path, key="last")
     nodes.work(stager)
-    refresh, todo = stager.nodes.refresh, []
+    refresh, todo = stager.memory.refresh, []
 
     def refresh_late():
         refresh()
         while todo:
             todo.pop()()
 
-    monkeypatch.setattr(stager.nodes, "refresh", refresh_late)
+    monkeypatch.setattr(stager.memory, "refresh", refresh_late)
     expected = picture(dcp(nodes, 2, tmp_path, key="last"))
     shard = nodes.stages[1] / "last" / "__0_0.distcp"
     todo.append(lambda: shard.write_bytes(shard.read_bytes()[::-1]))
@@ -1033,7 +1035,7 @@ def test_the_first_of_two_ranks_is_missed_too(nodes):
         write(nodes.stages[index] / f"ep0-ba1-rank{rank}.pt", 1)
         time.sleep(0.01)
     expected = picture(nodes.stages[1]) | picture(nodes.stages[2])
-    nodes.care(stager)
+    nodes.replicate(stager)
     nodes.lose(1)
     assert nodes.restore(nodes.lead(2), nodes=(0, 2)).path == ""
     assert [picture(nodes.stages[i]) for i in (0, 2)] == [expected] * 2
@@ -1044,7 +1046,7 @@ def test_a_node_that_is_lost_during_the_flush_leaves_its_files_missing(nodes, mo
     write(nodes.stages[1] / "step-1.pt", 1)
     (nodes.stages[0] / "log.txt").write_text("a log")
     (nodes.stages[2] / "results.data").write_bytes(os.urandom(3 << 20))
-    peer = stager.nodes.peers[2]
+    peer = stager.memory.peers[2]
     ask = peer.ask
 
     def lost(order):
@@ -1086,7 +1088,7 @@ def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):
     stager = nodes.lead()
     for rank in (0, 1):
         write(nodes.stages[rank + 1] / f"ep0-ba1-rank{rank}.pt", 1, more=os.urandom(3 << 20))
-    for index, peer in stager.nodes.peers.items():
+    for index, peer in stager.memory.peers.items():
 
         def copying(order, index=index, ask=peer.ask):
             if not isinstance(order, Copy):
@@ -1100,7 +1102,7 @@ def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):
         monkeypatch.setattr(peer, "ask", copying)
     stager.work()
     assert not nodes.sent(messages.DrainFailed)
-    assert stager.draining.failed[0] == ""  # it is tried again at once
+    assert stager.draining.failed[0] is None  # it is tried again at once
 
 
 def two_ranks(nodes, step):
@@ -1129,7 +1131,7 @@ def test_while_a_node_does_not_answer_nothing_is_flushed(nodes, monkeypatch, is_
 
         monkeypatch.setattr(view, "fetch_ends", silent)
     else:
-        without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+        without_an_answer(stager.memory.peers[1], monkeypatch, error)
     assert stager.flush(1) == messages.Flushed(1, (str(nodes.storage),), "n1: no answer")
     assert picture(nodes.storage) == expected
 
@@ -1138,7 +1140,7 @@ def test_a_flush_waits_for_a_node_that_answers_late(nodes, monkeypatch):
     stager = nodes.lead()
     two_ranks(nodes, 1)
     error = TimeoutError(errno.ETIMEDOUT, "no answer", "n1")
-    without_an_answer(stager.nodes.peers[1], monkeypatch, error, times=3)
+    without_an_answer(stager.memory.peers[1], monkeypatch, error, times=3)
     assert stager.flush(1).missing == ()
     assert sorted(os.listdir(nodes.storage / "step-1")) == [".complete", "rank-0.pt", "rank-1.pt"]
 
@@ -1149,7 +1151,7 @@ def test_without_its_agent_a_stager_flushes_what_the_living_nodes_have(nodes, mo
     write(nodes.stages[0] / "step-1.pt", 1)
     stager.requests.is_gone = True
     error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
-    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    without_an_answer(stager.memory.peers[1], monkeypatch, error)
     assert stager.flush(1).missing == ()
     assert os.listdir(nodes.storage) == ["step-1.pt"]
 
@@ -1160,7 +1162,7 @@ def test_without_its_agent_a_stager_flushes_nothing_once_another_one_leads(nodes
     write(nodes.stages[0] / "step-1.pt", 1)
     stager.requests.is_gone = True
     error = ConnectionRefusedError(errno.ECONNREFUSED, "another stager leads")
-    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    without_an_answer(stager.memory.peers[1], monkeypatch, error)
     began = time.monotonic()
     flushed = stager.flush(1)
     assert (flushed.missing, flushed.why) == ((str(nodes.storage),), "another stager leads")
@@ -1175,7 +1177,7 @@ def test_without_its_agent_a_stager_ends_silently_once_another_one_leads(nodes, 
     write(nodes.stages[0] / "step-1.pt", 1)
     stager.requests.is_gone = True
     error = ConnectionRefusedError(errno.ECONNREFUSED, "another stager leads")
-    without_an_answer(stager.nodes.peers[1], monkeypatch, error)
+    without_an_answer(stager.memory.peers[1], monkeypatch, error)
     stager._end()
     assert capfd.readouterr().err == ""
     assert os.listdir(nodes.storage) == []
@@ -1201,7 +1203,7 @@ def test_without_its_agent_a_stager_does_not_wait_for_workers_that_are_gone(node
     (nodes.stages[0] / "log.txt").write_text("a log")
     stager.requests.is_gone = True
     error = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
-    for peer in stager.nodes.peers.values():
+    for peer in stager.memory.peers.values():
         without_an_answer(peer, monkeypatch, error)
     began = time.monotonic()
     stager._end()
@@ -1213,7 +1215,7 @@ def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch
     stager = nodes.lead(1)
     write(nodes.stages[2] / "step-1.pt", 1)
     (nodes.stages[0] / "log.txt").write_text("a log")
-    nodes.care(stager)
+    nodes.replicate(stager)
     nodes.lose(2)
 
     def full(*_):
@@ -1231,7 +1233,7 @@ def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.restore(stager)
-    (nodes.stages[1].parent / node.SETTLED).unlink()
+    (nodes.stages[1].parent / node.RESTORE).unlink()
     write(nodes.stages[1] / "step-2.pt", 2)
     nodes.work(stager)
     flushed = stager.flush(1)
@@ -1265,7 +1267,7 @@ def test_what_memory_has_counts_while_storage_does_not_answer(nodes, answer_of_s
     nodes.work(stager)
     write(nodes.stages[1] / "step-2.pt", 2)
     saved = picture(nodes.stages[1])
-    nodes.care(stager)
+    nodes.replicate(stager)
     nodes.lose(0)
     stager = nodes.lead(1)
     stager._launch.record.newest = 0
@@ -1398,7 +1400,7 @@ def test_a_checkpoint_that_is_being_published_is_restored(nodes, monkeypatch):
         publish(*args, **more)
 
     monkeypatch.setattr(draining, "publish", lose)
-    monkeypatch.setattr(stager.nodes, "care", lambda *_: None)
+    monkeypatch.setattr(stager.memory, "replicate", lambda *_: None)
     write(nodes.stages[1] / "step-2.pt", 2)
     stager.work()
     (restored,) = nodes.sent(messages.Restored)

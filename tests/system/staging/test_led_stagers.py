@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from random_kills import wait_for
+from random_kills import eventually, wait_for
 from saving_scripts import picture, write
 from stalling_storage import CALLS, stalling_storage
 
@@ -45,7 +45,7 @@ class Stagers:
 
     def start(self, directory: StageDirectory) -> StagingClient:
         client = StagingClient(str(self.storage), directory.path, (), "", "auto", launch="job")
-        client.introduce(KEY)
+        client.send(messages.Secret(KEY))
         return client
 
     def stage(self, index: int) -> Path:
@@ -58,8 +58,8 @@ class Stagers:
             for i in sorted(self.living - {leader})
         )
         client = self.clients[leader]
-        client.lead(self.term, leader, f"n{leader}", 0.0, peers)
-        client.rounds((), hurry=True)
+        client.send(messages.Lead(self.term, leader, f"n{leader}", 0.0, peers))
+        client.send(messages.Rounds((), hurry=True))
         return client
 
     def lose(self, index: int) -> None:
@@ -97,30 +97,28 @@ def test_without_its_agent_a_stager_ends_even_while_storage_stalls(stagers, monk
 
 def test_a_launch_that_loses_its_leader(stagers):
     leader = stagers.lead(0)
-    leader.restore(1, nodes=(0, 1, 2))
+    leader.send(messages.Restore(1, nodes=(0, 1, 2)))
     assert wait_for(leader, messages.Restored).path == ""
     write(stagers.stage(2) / "step-1.pt", 1)
     (stagers.stage(2) / "results.data").write_bytes(os.urandom(5 << 20))
     (stagers.stage(1) / "log.txt").write_text("a log")
     path = str(stagers.storage / "step-1.pt")
     assert wait_for(leader, messages.Drained).path == path
-    kept = [stagers.stage(0).parent / "kept"]
-    until = time.monotonic() + 10
-    while not [*kept[0].rglob("step-1.pt")] and time.monotonic() < until:
-        time.sleep(0.05)
+    kept = stagers.stage(0).parent / "kept"
+    eventually(lambda: [*kept.rglob("step-1.pt")])
     time.sleep(1.5)  # another look
-    leader.search(5)
+    leader.send(messages.Search(5))
     found = wait_for(leader, messages.Searched).found
     assert [(each.path, each.lacks) for each in found] == [(path, None)]
     saved = picture(stagers.stage(2))
     stagers.lose(0)
     (stagers.storage / "step-1.pt").unlink()
     leader = stagers.lead(1)
-    leader.restore(2, nodes=(1, 2))
+    leader.send(messages.Restore(2, nodes=(1, 2)))
     restored = wait_for(leader, messages.Restored)
     assert restored.path == ""
     assert picture(stagers.stage(1))["step-1.pt"] == saved["step-1.pt"]
-    leader.flush(3)
+    leader.send(messages.Flush(3))
     assert wait_for(leader, messages.Flushed) == messages.Flushed(3, (), "")
     assert picture(stagers.storage) == {**saved, "log.txt": picture(stagers.stage(1))["log.txt"]}
 
@@ -145,29 +143,27 @@ def test_storage_that_hangs_holds_up_nothing_in_memory(tmp_path, call):
     """
     with stalling_storage(tmp_path) as storage, contextlib.closing(Stagers(tmp_path, 3)) as stagers:
         leader = stagers.lead(0)
-        leader.restore(1, nodes=(0, 1, 2))
+        leader.send(messages.Restore(1, nodes=(0, 1, 2)))
         assert wait_for(leader, messages.Restored).path == ""
         save(stagers.stage(2), 1)
         wait_for(leader, messages.Drained)
         storage.stall(*() if call == "all" else (call,))
         save(stagers.stage(2), 2)
-        kept, until = stagers.stage(0).parent / "kept", time.monotonic() + 20
-        while not [*kept.rglob("step-2/.complete")]:
-            assert time.monotonic() < until, "no other node has it"
-            time.sleep(0.05)
+        kept = stagers.stage(0).parent / "kept"
+        eventually(lambda: [*kept.rglob("step-2/.complete")], 20)
         time.sleep(1.5)  # another look
-        leader.search(2)
+        leader.send(messages.Search(2))
         found = wait_for(leader, messages.Searched, 20).found
         newest = str(stagers.storage / "step-2")
         assert [(each.path, each.lacks) for each in found] == [(newest, None)]
         saved, killed = picture(stagers.stage(2) / "step-2"), stagers.clients[2]._process
         stagers.lose(2)
         leader = stagers.lead(0)
-        leader.restore(3, nodes=(0, 1))
+        leader.send(messages.Restore(3, nodes=(0, 1)))
         assert wait_for(leader, messages.Restored, 20).path == ""
         assert [picture(stagers.stage(i) / "step-2") for i in (0, 1)] == [saved] * 2
         storage.release()
         killed.wait(20)  # it could not end during a call
-        leader.flush(4)
+        leader.send(messages.Flush(4))
         assert wait_for(leader, messages.Flushed) == messages.Flushed(4, (), "")
         assert picture(storage.source / "ckpt" / "step-2") == saved

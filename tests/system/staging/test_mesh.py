@@ -15,12 +15,13 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from random_kills import eventually
 from saving_scripts import picture
 
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import StagedFile
-from hpclaunch.core.staging.generations import Settled, manifest
+from hpclaunch.core.staging.generations import LastRestore, manifest
 from hpclaunch.system.shared import packing
 from hpclaunch.system.staging import mesh as mesh_module
 from hpclaunch.system.staging import mesh_messages, remote_node
@@ -30,7 +31,7 @@ from hpclaunch.system.staging.mesh import Mesh
 from hpclaunch.system.staging.mesh_messages import LIMIT, Read, Request, packed
 from hpclaunch.system.staging.messages import PeerPlace
 from hpclaunch.system.staging.node import StageNode
-from hpclaunch.system.staging.orders import Copy, Delete, Drop, Fetch, Keep, Lend, Look, Settle
+from hpclaunch.system.staging.orders import Copy, Delete, Drop, EndRestore, Fetch, Keep, Lend, Look
 from hpclaunch.system.staging.publishing import DRAFT, draft
 
 KEY = b"k" * 32
@@ -119,13 +120,6 @@ def copy_of(entries, drafted):
     return Copy(entries, frozenset({"model.pt"}), os.path.basename(drafted), False)
 
 
-def wait_for(condition):
-    until = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.01)
-
-
 # What peers do
 
 
@@ -138,7 +132,7 @@ def test_an_inventory_is_the_same_on_the_leader(leader, follower, start, tmp_pat
     kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",))
     peer.ask(Keep(kept)).result(LONG)
     peer.ask(Lend(tuple(files(node.inventory())))).result(LONG)
-    peer.ask(Settle(Settled(2, frozenset({0, 1}), "some"))).result(LONG)
+    peer.ask(EndRestore(LastRestore(2, frozenset({0, 1}), "some"))).result(LONG)
     assert peer.ask(Look()).result(LONG)._replace(free=None) == node.inventory()._replace(free=None)
     assert peer.ask(Look()).result(LONG).kept[0].manifest == kept
     peer.ask(Drop(kept.generation)).result(LONG)
@@ -218,7 +212,7 @@ def copying(slow_copy, leader, follower, tmp_path, storage):
     entries = peer.ask(Look()).result(LONG).entries
     with draft(storage, "launch") as drafted:
         call = peer.ask(copy_of(entries, drafted))
-        wait_for(lambda: call.done_bytes > 0)
+        eventually(lambda: call.done_bytes > 0)
         assert not call.done()
         yield call
 
@@ -245,7 +239,7 @@ def test_a_copy_ends_with_the_leader_that_has_ordered_it(copying, leader, tmp_pa
     leader.close()
     with pytest.raises(ConnectionError):
         copying.result(LONG)
-    wait_for(lambda: not held(tmp_path))
+    eventually(lambda: not held(tmp_path))
 
 
 # Who leads
@@ -352,7 +346,7 @@ def test_a_connection_that_was_lost_while_idle(leader, follower):
         (peer,) = lead(leader, relay.port)
         peer.ask(Look()).result(LONG)
         relay.cut()
-        wait_for(peer._idle[0].is_lost)
+        eventually(peer._idle[0].is_lost)
         peer.ask(Look()).result(LONG)
 
 
@@ -499,7 +493,7 @@ REQUESTS = [
         Fetch((Transfer(0, entry, 1, "some"),), "some"),
         Keep(manifest("key", [file], "name", frozenset({"name"}))),
         Delete((entry,)),
-        Settle(Settled(1, frozenset({2}), "some")),
+        EndRestore(LastRestore(1, frozenset({2}), "some")),
     )
 ]
 
@@ -543,7 +537,7 @@ def test_a_message_that_a_stranger_to_the_limit_sends(leader, follower, monkeypa
     (peer,) = lead(leader, follower.port)
     connection = remote_node._Connection(leader, peer.place)
     connection._socket.send(bytes(LIMIT + 1))
-    wait_for(connection.is_lost)
+    eventually(connection.is_lost)
     connection.close()
     peer.ask(Look()).result(LONG)
 

@@ -6,10 +6,11 @@ import threading
 import pytest
 
 from hpclaunch.system.staging.stage_directory import (
+    BESIDE,
     LOCK,
     StageDirectory,
     await_orphans,
-    hold,
+    lock_shared,
     of_launches,
     sweep,
 )
@@ -39,11 +40,18 @@ def test_it_is_private_and_has_the_name_of_the_directory_on_storage(base):
     assert os.listdir(base) == []
 
 
+@pytest.mark.parametrize("name", ["", *sorted(BESIDE)])
+def test_its_name_is_that_of_no_file_of_the_stager(base, name):
+    made = StageDirectory(base, f"/{name}")
+    assert os.path.basename(made.path) == "checkpoints"
+    made.remove()
+
+
 def test_one_that_is_in_use_is_not_swept(base):
     made = StageDirectory(base, "ckpt")
     sweep(base)
     assert os.path.isdir(made.path)
-    lock = hold(os.path.dirname(made.path))  # the stager's
+    lock = lock_shared(os.path.dirname(made.path))  # the stager's
     kill_agent(made)
     sweep(base)
     assert os.path.isdir(made.path)
@@ -79,7 +87,7 @@ def test_another_launch_stays(base):
 
 def test_only_orphans_of_the_same_storage_directory_are_awaited(base):
     made = StageDirectory(base, "/scratch/u/ckpt")
-    lock = hold(os.path.dirname(made.path))  # its stager's
+    lock = lock_shared(os.path.dirname(made.path))  # its stager's
     new = StageDirectory(base, "/scratch/u/ckpt")
     own = os.path.dirname(new.path)
     await_orphans(own, "/scratch/u/ckpt")  # the agent lives: no wait
@@ -124,7 +132,7 @@ def test_one_that_was_swept_cannot_be_held(base):
     made = StageDirectory(base, "ckpt")
     made.remove()
     with pytest.raises(FileNotFoundError):
-        hold(os.path.dirname(made.path))
+        lock_shared(os.path.dirname(made.path))
 
 
 def test_one_that_is_swept_while_it_is_locked_cannot_be_held(base, monkeypatch):
@@ -139,4 +147,4 @@ def test_one_that_is_swept_while_it_is_locked_cannot_be_held(base, monkeypatch):
 
     monkeypatch.setattr(os, "open", open_late)
     with pytest.raises(FileNotFoundError):
-        hold(own)
+        lock_shared(own)

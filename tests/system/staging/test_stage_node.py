@@ -10,7 +10,7 @@ from saving_scripts import picture
 
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import StagedFile
-from hpclaunch.core.staging.generations import Settled, manifest
+from hpclaunch.core.staging.generations import LastRestore, manifest
 from hpclaunch.system.staging import copying
 from hpclaunch.system.staging.copying import GivenUpError
 from hpclaunch.system.staging.fetching import END, PIECE, fetch_ends
@@ -282,10 +282,10 @@ def test_a_node_fetches_from_itself(node):
 
 def test_what_is_old_after_a_restore(node):
     write(node, "new.pt", b"1")
-    node.settle(settled := Settled(3, frozenset({0, 1}), "some"))
+    node.record_restore(restore := LastRestore(3, frozenset({0, 1}), "some"))
     write(node, "new.pt", b"12")
     found = node.inventory()
-    assert found.settled == settled
+    assert found.restore == restore
     assert "step-1/model.pt" in found.old
     assert "latest" in found.old
     assert not found.old & {"new.pt", "step-1"}

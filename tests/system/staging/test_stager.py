@@ -16,15 +16,15 @@ from test_golden import TREES, tree
 from hpclaunch.system.staging import (
     copying,
     draining,
+    memory,
     messages,
-    one_node,
     other_files,
     publishing,
     room,
 )
 from hpclaunch.system.staging import restoring as restoring_module
 from hpclaunch.system.staging.record import Record
-from hpclaunch.system.staging.removal import rmtree
+from hpclaunch.system.staging.stage_directory import rmtree
 
 SECOND = 10**9
 NOBODY = 65534
@@ -352,6 +352,10 @@ def test_bytes_that_are_written_without_another_time_reach_storage_at_the_end(no
     damage(path, lambda _: b"later")
     assert stager.flush(1).missing == ()
     assert (node.storage / "results").read_text() == "later"
+    copied = (node.storage / "results").stat().st_ino
+    write(node.stage / "step-2.pt", 2)
+    stager.work()
+    assert (node.storage / "results").stat().st_ino == copied  # not once more
 
 
 def test_a_directory_that_is_just_being_saved_leaves_nothing_on_storage(node, stager):
@@ -498,8 +502,8 @@ def test_an_older_one_that_reaches_storage_later_is_new_enough_too(node, stager)
     write(node.stage / "step-3.pt", 3)
     drain = stager.draining.drain
 
-    def drain_and_delete(found, contents, all_found):
-        why = drain(found, contents, all_found)
+    def drain_and_delete(contents, found):
+        why = drain(contents, found)
         for name in ("step-1.pt", "step-3.pt"):
             (node.stage / name).unlink(missing_ok=True)
         return why
@@ -677,7 +681,7 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     write(node.stage / "step-2.pt", 2)
     stager.work()
     assert names(node.storage) == ["step-2.pt"]
-    stager.draining.failed = (*stager.draining.failed[:2], 0.0)
+    stager.draining.failed = stager.draining.failed[0], 0.0
     stager.work()
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 
@@ -998,7 +1002,7 @@ def limit(monkeypatch, free):
         size = sum(p.lstat().st_size for p in node_files(directory))
         return left._replace(free=free - size)
 
-    for module in (one_node, restoring_module):
+    for module in (memory, restoring_module):
         monkeypatch.setattr(module, "room", used)
 
 
@@ -1057,7 +1061,7 @@ def test_checkpoints_that_storage_has_not_got_make_no_room(node, stager, monkeyp
         stager.work()
     assert not stager.draining.has_pauses
     assert names(node.stage) == ["step-1.pt", "step-2.pt"]
-    stager.draining.failed = (*stager.draining.failed[:2], 0.0)
+    stager.draining.failed = stager.draining.failed[0], 0.0
     stager.work()
     (no_room,) = sent(node, messages.NoRoom)
     assert "another checkpoint of 158 KiB" in no_room.why
@@ -1098,7 +1102,7 @@ def test_one_that_is_deleted_once_all_of_it_is_copied_reaches_storage(node, stag
         finish(path, each)
 
     monkeypatch.setattr(copying, "_finish", finish_late)
-    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    monkeypatch.setattr(stager.memory, "lack", lambda *_: ("no room", ""))
     stager.work()
     assert os.listdir(node.storage) == ["step-1.pt"]
 
@@ -1139,7 +1143,7 @@ def test_making_room_spares_what_was_saved_again_during_the_drain(node, stager, 
         write(node.stage / "best.pt", 3)
 
     monkeypatch.setattr(draining, "publish", save_again)
-    monkeypatch.setattr(stager.nodes, "lack", lambda *_: ("no room", ""))
+    monkeypatch.setattr(stager.memory, "lack", lambda *_: ("no room", ""))
     write(node.stage / "last.pt", 2)
     stager.work()
     assert names(node.stage) == ["best.pt", "last.pt"]

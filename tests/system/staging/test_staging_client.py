@@ -5,11 +5,10 @@ import os
 import select
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from random_kills import wait_for
+from random_kills import eventually, wait_for
 from saving_scripts import SCRIPTS, picture, write
 from stalling_storage import stalling_storage
 
@@ -48,26 +47,23 @@ def client(directory, storage):
 def test_a_launch_from_its_start_to_its_end(client, directory, storage):
     stage = Path(directory.path)
     SCRIPTS["files"](storage, 1)
-    client.restore(1)
+    client.send(messages.Restore(1))
     assert wait_for(client, messages.Restored).path == str(storage / "step-1.pt")
     assert picture(stage) == picture(storage)
-    client.rounds([(0, None, 1)], hurry=True)
+    client.send(messages.Rounds([(0, None, 1)], hurry=True))
     SCRIPTS["files"](stage, 2)
     drained = wait_for(client, messages.Drained)
     assert (drained.path, drained.step) == (str(storage / "step-2.pt"), 2)
-    until = time.monotonic() + 30
-    while (storage / "step-1.pt").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    eventually(lambda: not (storage / "step-1.pt").exists())
     (stage / "log").write_text("done")
-    client.flush(2)
+    client.send(messages.Flush(2))
     assert wait_for(client, messages.Flushed) == messages.Flushed(2, (), "")
     assert picture(stage) == picture(storage)
 
 
 def test_after_the_end_of_its_agent_it_saves_what_is_left(client, directory, storage):
     stage = Path(directory.path)
-    client.restore(1)
+    client.send(messages.Restore(1))
     wait_for(client, messages.Restored)
     for step in (1, 2):
         write(stage / f"step-{step}.pt", step)
@@ -84,7 +80,7 @@ def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
 ):
     killed = StageDirectory(str(tmp_path / "memory"), str(storage))
     orphan = StagingClient(str(storage), killed.path, (), "", "auto")
-    orphan.restore(1)
+    orphan.send(messages.Restore(1))
     wait_for(orphan, messages.Restored)
     orphan._process.send_signal(signal.SIGSTOP)  # storage is slow
     try:
@@ -93,7 +89,7 @@ def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
             os.close(fd)
         orphan._lines.close()
         client = request.getfixturevalue("client")
-        client.restore(1)
+        client.send(messages.Restore(1))
         assert not select.select([client], [], [], 2)[0]
         orphan._process.send_signal(signal.SIGCONT)
         assert wait_for(client, messages.Restored).path == str(storage / "step-1.pt")
@@ -109,30 +105,25 @@ def test_a_fault_of_its_own_is_shown(directory, storage, monkeypatch, capfd):
         "Looking.look = lambda _: open('missing'); "
     )
     monkeypatch.setattr(helper, "_PROGRAM", fault + helper._PROGRAM)
-    client = StagingClient(str(storage), directory.path, (), "", "auto")
-    try:
+    with contextlib.closing(StagingClient(str(storage), directory.path, (), "", "auto")) as client:
         assert client._process.wait(20) == 1
         assert "FileNotFoundError" in capfd.readouterr().err
-    finally:
-        client.close()
 
 
 @pytest.mark.parametrize("pattern", ["*/checkpoints", "**"])
 def test_a_pattern(directory, storage, pattern):
     client = StagingClient(str(storage), directory.path, (), "", "auto", pattern=pattern)
-    try:
+    with contextlib.closing(client):
         stage = Path(directory.path)
         write(storage / "run-1" / "checkpoints" / "step-1.pt", 1)
-        client.restore(1)
+        client.send(messages.Restore(1))
         restored = wait_for(client, messages.Restored)
         assert restored.path == str(storage / "run-1" / "checkpoints" / "step-1.pt")
         write(stage / "run-2" / "checkpoints" / "step-1.pt", 2)
         assert "run-2" in wait_for(client, messages.Drained).path
-        client.flush(1)
+        client.send(messages.Flush(1))
         assert wait_for(client, messages.Flushed).missing == ()
         assert picture(storage) == picture(stage)
-    finally:
-        client.close()
 
 
 @contextlib.contextmanager
@@ -163,13 +154,13 @@ def test_full_storage(client, directory, small):
     failed = wait_for(client, messages.DrainFailed)
     assert failed == messages.DrainFailed(str(small / "step-3.pt"), "No space left on device")
     (stage / "log").write_text("a log")
-    client.flush(1)
+    client.send(messages.Flush(1))
     flushed = wait_for(client, messages.Flushed)
     assert flushed.missing == (str(small / "step-3.pt"),)
     assert flushed.checkpoint == flushed.missing[0]
     assert sorted(picture(small)) == ["log", "step-1.pt", "step-2.pt"]
     (small / "step-1.pt").unlink()
-    client.flush(2)
+    client.send(messages.Flush(2))
     assert wait_for(client, messages.Flushed).missing == (str(small / "step-1.pt"),)
     assert "step-3.pt" in picture(small)
 
@@ -188,10 +179,8 @@ def test_storage_that_hangs_does_not_keep_memory_full(tmp_path):
                 assert wait_for(client, messages.Drained).step == step
             storage.stall()
             write(stage / "step-3.pt", 3, more=os.urandom(1 << 20))
-            until = time.monotonic() + 20
-            while (stage / "step-1.pt").exists():
-                assert time.monotonic() < until, "there is no room for another one"
-                time.sleep(0.05)
+            # Room is made for another one.
+            eventually(lambda: not (stage / "step-1.pt").exists(), 20)
             storage.release()
             assert wait_for(client, messages.Drained).step == 3
         directory.remove()

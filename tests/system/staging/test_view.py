@@ -93,6 +93,15 @@ def test_it_follows_what_changes(viewed):
     assert viewed.shown() == []
 
 
+def test_a_file_that_was_written_in_place_has_no_third_link(viewed):
+    """After its deletion, such a link would keep its memory."""
+    own = viewed.stages[0] / "own.pt"
+    for data in (b"first", b"second"):
+        own.write_bytes(data)
+        viewed.update()
+    assert own.stat().st_nlink == 2
+
+
 def test_of_two_files_of_one_name_the_later_one_is_shown(viewed):
     for index, stage in enumerate(viewed.stages):
         (stage / "step.pt").write_bytes(b"%d" % index)

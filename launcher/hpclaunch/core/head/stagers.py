@@ -55,12 +55,12 @@ class Stagers:
 
     @property
     def can_stage(self) -> bool:
-        """Whether all of them can save in memory."""
+        """Whether all `agents` can save in memory."""
         reports = [self._state.roster[agent].report for agent in self.agents]
         return bool(reports) and all(report and not report.stage_refused for report in reports)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The hosts of those that have no stager."""
+        """The hosts of those `agents` that have no stager."""
         peers = (self._state.roster[agent] for agent in self.agents)
         return hosts_of(p for p in peers if p.report is None or not p.report.stager)

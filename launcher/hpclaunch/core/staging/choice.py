@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from .generations import Holding, Manifest, Settled
+from .copies import is_available
+from .generations import Holding, LastRestore, Manifest
 
 
 def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
@@ -16,7 +17,7 @@ def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
 
     def rank(holding: Holding, name: str) -> tuple[int, bool, int, int]:
         is_new = name not in holding.old and name not in holding.fetched
-        return holding.settled.number, is_new, holding.files[name][1], -holding.node
+        return holding.restore.number, is_new, holding.files[name][1], -holding.node
 
     view: dict[str, Holding] = {}
     for holding in holdings:
@@ -37,15 +38,15 @@ def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Man
     - Those from before the restore are unchanged on all nodes of the round, and no node of the
       round is lost.
     """
-    last = max((h.settled for h in holdings), key=lambda s: s.number, default=Settled())
-    known = {h.settled.generation for h in holdings}
+    last = max((h.restore for h in holdings), key=lambda r: r.number, default=LastRestore())
+    known = {h.restore.generation for h in holdings}
     known |= {k.manifest.generation for h in holdings for k in h.kept}
-    round_ = [h for h in holdings if h.settled == last and h.node in last.nodes]
+    round_ = [h for h in holdings if h.restore == last and h.node in last.nodes]
     view = shown(holdings)
 
     def is_one_save(manifest: Manifest) -> bool:
         names = [f.name for f in manifest.needed]
-        if any(n not in view or view[n].settled != last for n in names):
+        if any(n not in view or view[n].restore != last for n in names):
             return False
         if any(n in view[n].fetched - view[n].old for n in names):  # by a restore that has failed
             return False
@@ -54,12 +55,6 @@ def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Man
         return len(old) in (0, len(names)) or (len(round_) == len(last.nodes) and are_unchanged)
 
     return [m for m in found if m.generation not in known and not is_one_save(m)]
-
-
-def is_available(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
-    """Return whether each needed file has a living holder."""
-    keeping = [(h, h.keeps(manifest)) for h in holdings]
-    return all(any(f.name in names or h.has(f) for h, names in keeping) for f in manifest.needed)
 
 
 def known_generations(

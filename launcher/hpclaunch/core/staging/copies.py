@@ -83,6 +83,11 @@ def keeping(manifest: Manifest, holdings: Sequence[Holding]) -> list[Transfer]:
     return sorted(transfers, key=lambda t: t.file.name == manifest.decisive)
 
 
+def is_available(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
+    """Return whether each needed file has a living holder."""
+    return all(map(_Sources(manifest, holdings).holders, manifest.needed))
+
+
 def is_safe(manifest: Manifest, holdings: Sequence[Holding]) -> bool:
     """Return whether nodes on other hosts than the owners' keep all needed files."""
     sources = _Sources(manifest, holdings)

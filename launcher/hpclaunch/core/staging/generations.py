@@ -62,7 +62,7 @@ class Kept:
 
 
 @value(frozen=True)
-class Settled:
+class LastRestore:
     """The last restore that a node has completed. All living nodes record it once the nodes of the
     round have all files, and before workers start.
     """
@@ -82,7 +82,7 @@ class Holding:
     old: frozenset[str] = frozenset()  # names of files that are unchanged since the last restore
     fetched: frozenset[str] = frozenset()  # names of unchanged files that a restore has copied here
     kept: tuple[Kept, ...] = ()
-    settled: Settled = Settled()
+    restore: LastRestore = LastRestore()
 
     def has(self, file: StagedFile) -> bool:
         """Return whether the staging directory has this file as it is in the manifest."""

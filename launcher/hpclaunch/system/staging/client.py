@@ -5,23 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from hpclaunch.core.protocol.model import Rounds as RoundTimes
 from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.system.shared.helper import Helper, place_of
 from hpclaunch.worker.messages import decode
 
-from .messages import (
-    REPLIES,
-    Flush,
-    Follow,
-    Lead,
-    PeerPlace,
-    Reply,
-    Restore,
-    Rounds,
-    Search,
-    Secret,
-)
+from .messages import REPLIES, Reply
 
 
 class StagingClient(Helper):
@@ -30,7 +18,7 @@ class StagingClient(Helper):
     `storage` is the directory of checkpoints, and `stage` the staging directory that stands for it
     (`stage_directory.py`). If --checkpoint-dir is a pattern, `storage` is its beginning without
     wildcards, and `pattern` the rest. The other settings are those of the search. If the launch
-    has several nodes, `launch` names it: the stager then serves the others from `introduce` on.
+    has several nodes, `launch` names it, and the first request is a `Secret`.
 
     If the process is `lost`, make another client with the same arguments: it continues, and removes
     what the lost one has left unfinished on storage.
@@ -50,37 +38,11 @@ class StagingClient(Helper):
         pattern: str = "",
         launch: str = "",
     ) -> None:
-        settings = {"storage": storage, "stage": stage, "pattern": pattern}
-        more = {"exclude": tuple(exclude), "complete": complete, "verify": verify}
-        nodes = {"launch": launch} if launch else {}
-        words = json.dumps(settings | more | nodes)
+        settings = {"storage": storage, "stage": stage, "pattern": pattern, "launch": launch}
+        search = {"exclude": tuple(exclude), "complete": complete, "verify": verify}
+        words = json.dumps(settings | search)
         paths = {place_of(library) for library in ("msgspec", "zmq") if launch}
         super().__init__("hpclaunch.system.staging.service", words, paths=paths)
-
-    def introduce(self, key: str) -> None:
-        self.send(Secret(key))
-
-    def lead(
-        self, term: int, index: int, host: str, lease: float, peers: tuple[PeerPlace, ...]
-    ) -> None:
-        self.send(Lead(term, index, host, lease, peers))
-
-    def follow(self) -> None:
-        self.send(Follow())
-
-    def restore(
-        self, number: int, avoid: tuple[str, ...] = (), nodes: tuple[int, ...] = ()
-    ) -> None:
-        self.send(Restore(number, avoid, nodes))
-
-    def search(self, number: int) -> None:
-        self.send(Search(number))
-
-    def rounds(self, rounds: RoundTimes, *, hurry: bool) -> None:
-        self.send(Rounds(rounds, hurry))
-
-    def flush(self, number: int) -> None:
-        self.send(Flush(number))
 
     def replies(self) -> list[Reply]:
         """Return the replies that have arrived. Call this when the descriptor is readable."""

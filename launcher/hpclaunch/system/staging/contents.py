@@ -93,6 +93,7 @@ def tree(root: str, name: str, skipped: frozenset[str] = frozenset()) -> Iterato
 class Contents:
     """All that belongs to one checkpoint."""
 
+    found: ExaminedCheckpoint
     key: str  # the path of the checkpoint; of several files, that of the first rank
     moved: tuple[str, ...]  # the paths to rename into place on storage, the decisive one last
     items: tuple[StagedFile, ...]  # below these paths, the decisive file last
@@ -127,7 +128,7 @@ class Contents:
 
 
 def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
-    """Return what belongs to a complete checkpoint. Raises OSError if it is just being deleted."""
+    """Return what belongs to a checkpoint. Raises OSError if it is just being deleted."""
     candidate = found.candidate
     key = os.path.relpath(candidate.path, root)
     decisive = os.path.relpath(candidate.decides.path, root)
@@ -144,7 +145,7 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
         items = [each for name in moved for each in tree(root, name)]
         essential = frozenset(each.name for each in items if each.is_file)
     items.sort(key=lambda each: each.name == decisive)
-    return Contents(key, moved, tuple(items), essential, decisive)
+    return Contents(found, key, moved, tuple(items), essential, decisive)
 
 
 def _targets(root: str, candidate: CheckpointCandidate) -> Iterator[str]:

@@ -32,6 +32,11 @@ def at_once(_done: int, _took: float) -> int:
 class GivenUpError(Exception):
     """A copy is not worth finishing, or not possible. The text says why."""
 
+    def __init__(self, why: str, host: str = "") -> None:
+        """`host` is that of the node which is the cause; "": this one, or none in particular."""
+        super().__init__(why)
+        self.host = host
+
 
 class LostError(GivenUpError):
     """The node that has the files is lost, or its script has just deleted them."""
@@ -56,7 +61,7 @@ def copy(items: Sequence[StagedFile], source: str, draft: str, between: Between)
     files = [each for each in items if each.is_file]
     spans, done, took = _spans(files), 0, 0.0
     with ThreadPoolExecutor(THREADS) as pool:
-        results([pool.submit(_prepare, items, draft)], between, done)
+        results([pool.submit(prepare, items, draft)], between, done)
         while batch := list(islice(spans, between(done, took))):
             began = time.monotonic()
             # Another launch removes drafts that have not changed for long.
@@ -70,8 +75,8 @@ def copy(items: Sequence[StagedFile], source: str, draft: str, between: Between)
         results([pool.submit(_finish_folders, items, draft)], between, done)
 
 
-def _prepare(items: Iterable[StagedFile], draft: str) -> None:
-    """Make the directories and links in a draft."""
+def prepare(items: Iterable[StagedFile], draft: str) -> None:
+    """Make the links in a draft, and the directories of all items."""
     for each in items:
         target = os.path.join(draft, each.name)
         os.makedirs(target if each.is_folder else os.path.dirname(target), exist_ok=True)
@@ -169,14 +174,10 @@ def sync(path: str) -> None:
         os.close(fd)
 
 
-def hold(items: Iterable[StagedFile], root: str, held: str) -> None:
+def hold(items: Sequence[StagedFile], root: str, held: str) -> None:
     """Keep the files of a checkpoint by hard links in `held`, so that the script may delete it
     while it is copied. Raises OSError.
     """
-    for each in items:
-        path, kept = os.path.join(root, each.name), os.path.join(held, each.name)
-        os.makedirs(kept if each.is_folder else os.path.dirname(kept), exist_ok=True)
-        if each.is_link:
-            os.symlink(each.target, kept)
-        elif each.is_file:
-            os.link(path, kept, follow_symlinks=False)
+    prepare(items, held)
+    for name in (each.name for each in items if each.is_file):
+        os.link(os.path.join(root, name), os.path.join(held, name), follow_symlinks=False)

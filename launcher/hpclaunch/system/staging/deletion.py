@@ -12,15 +12,15 @@ from hpclaunch.system.checkpoints.messages import RoundTimes
 
 from .contents import HERE, Contents
 from .launch import Launch
-from .one_node import OneNode
+from .memory import Memory
 from .publishing import remove
 
 
 class Deletion:
     """The deletions of one launch."""
 
-    def __init__(self, launch: Launch, nodes: OneNode) -> None:
-        self._launch, self._nodes = launch, nodes
+    def __init__(self, launch: Launch, memory: Memory) -> None:
+        self._launch, self._memory = launch, memory
         self._storage, self._record = launch.storage, launch.record
         self._kept: set[str] = set()  # deleted by the script, but still needed on storage
         self._drains = 0  # as of the last look at storage
@@ -34,7 +34,7 @@ class Deletion:
             return
         moved = self._record.moved
         vanished = {key for key in moved.keys() - {HERE} if self._has_vanished(key)}
-        deleted = self._nodes.deleted(vanished)
+        deleted = self._memory.deleted(vanished)
         if deleted <= self._kept and drains == self._drains:
             return
         self._kept, self._drains = deleted, drains
@@ -76,7 +76,7 @@ class Deletion:
         """
         with contextlib.suppress(OSError):  # tried again after the next look
             for contents in reversed(complete[1:]):
-                if not self._nodes.lack(complete[0])[0]:
+                if not self._memory.lack(complete[0])[0]:
                     return
                 if contents.key == HERE or not is_on_storage(contents):
                     continue
@@ -84,4 +84,4 @@ class Deletion:
                 if contents.is_unchanged(self._launch.root):
                     self._record.add_others(set(contents.moved))  # a new one may replace it there
                     self._record.forget(contents.key)
-                    self._nodes.delete(contents)
+                    self._memory.delete(contents)

@@ -9,30 +9,22 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
 from .contents import HERE, Contents, is_copied, is_unchanged, notes
-from .copying import (
-    THREADS,
-    Between,
-    GivenUpError,
-    RewrittenError,
-    make_parents,
-)
+from .copying import THREADS, Between, GivenUpError, RewrittenError, make_parents
 from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
-from .one_node import Complete, OneNode
+from .memory import Memory
 from .other_files import OtherFiles, set_aside
 from .publishing import draft, later, publish, sweep
-from .removal import rmtree
 from .requests import Requests
+from .stage_directory import HELD, rmtree
 
-HELD = "held"
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
 
@@ -44,7 +36,7 @@ class Draining:
         self,
         launch: Launch,
         requests: Requests,
-        nodes: OneNode,
+        memory: Memory,
         looking: Looking,
         others: OtherFiles,
         deletion: Deletion,
@@ -53,23 +45,23 @@ class Draining:
         """`answer` answers requests that do not wait for the end of a drain."""
         self._launch, self._requests, self._looking = launch, requests, looking
         self._storage, self._record = launch.storage, launch.record
-        self._nodes, self._others, self._deletion = nodes, others, deletion
+        self._memory, self._others, self._deletion = memory, others, deletion
         self._answer = answer
         self._run = launch.storage_thread.run
         launch.storage_thread.meanwhile = self.meanwhile
         self._held = os.path.join(launch.own, HELD)  # the checkpoint that is being copied
+        rmtree(self._held)  # left by a stager that was killed
         self._drained: dict[str, frozenset[tuple[object, ...]]] = {}  # identities, by key
         self.number = 0  # of drains so far
-        self.failed: tuple[str, object, float] = "", None, 0.0  # key, identity, when to try again
-        self._is_swept = False
-        self._term = 0  # at the last sweep
+        self.failed: tuple[object, float] = None, 0.0  # its identity, and when to try again
+        self._swept_term: int | None = None  # when storage was swept; None: it has to be
         self._is_late = False  # the script deletes or rewrites what is not on storage yet
         self._is_rewritten = False  # the script writes to files in place while they are copied
         self._finishes = False  # the last drain was given up, so the next one is finished
         self._sized: object = None  # the identity of the newest checkpoint, once room was checked
         self._no_room: messages.NoRoom | None = None
         self._say_due = 0.0
-        self._unweighed: list[Complete] | None = None  # of a look that no copy has considered yet
+        self._unweighed: list[Contents] | None = None  # of a look that no copy has considered yet
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
 
@@ -79,7 +71,9 @@ class Draining:
         return not is_urgent and self._requests.has_pauses
 
     def sweep(self) -> None:
-        """Remove what a killed stager has left unfinished. Raises OSError."""
+        """Remove what killed stagers have left unfinished on storage. Do nothing if that was done
+        in this term, and nothing had to stay. Raises OSError.
+        """
 
         def decisive(path: str) -> str:
             where = os.path.dirname(path)
@@ -92,15 +86,8 @@ class Draining:
             places = {self._storage, *roots(self._launch.there.where)}
             return sweep(places, decisive, self._launch.name)
 
-        rmtree(self._held)
-        term = self._nodes.term
-        self._is_swept = self._run(swept)
-        self._term = term
-
-    def sweep_again(self) -> None:
-        """Sweep if something may be left, also by another node that has led. Raises OSError."""
-        if not self._is_swept or self._term != self._nodes.term:
-            self.sweep()
+        if (term := self._memory.term) != self._swept_term:
+            self._swept_term = term if self._run(swept) else None
 
     def is_on_storage(self, contents: Contents) -> bool:
         """Return whether a checkpoint was drained. Once no worker runs, also check that nobody has
@@ -118,9 +105,8 @@ class Draining:
 
     def is_waiting(self, contents: Contents) -> bool:
         """Return whether the drain of this has failed, and is tried again only later."""
-        key, identity, again = self.failed
-        is_failed = (key, identity) == (contents.key, contents.identity)
-        return is_failed and time.monotonic() < again
+        failed, again = self.failed
+        return failed == contents.identity and time.monotonic() < again
 
     def note_drained(self, contents: Contents) -> None:
         self._drained[contents.key] = contents.identity
@@ -135,18 +121,18 @@ class Draining:
         keys = {os.path.relpath(f.candidate.path, self._launch.root) for f in found}
         return keys - self._drained.keys()
 
-    def drain(
-        self, found: ExaminedCheckpoint, contents: Contents, all_found: Sequence[ExaminedCheckpoint]
-    ) -> str:
-        """Copy a complete checkpoint to storage. Return why that was not possible, or ""."""
-        began, step = time.monotonic(), found.candidate.step
+    def drain(self, contents: Contents, found: Sequence[ExaminedCheckpoint]) -> str:
+        """Copy a complete checkpoint, one of those `found`, to storage. Return why that was not
+        possible, or "".
+        """
+        began, step = time.monotonic(), contents.found.candidate.step
         self._paused, self.chosen, self._unweighed = 0.0, None, None
         path = self._launch.on_storage(contents.key)
         try:
             if self._is_outdated(contents):
                 self._drained[contents.key] = contents.identity
                 return ""
-            is_new = self._copy(found, contents, all_found)
+            is_new = self._copy(contents, found)
         except GivenUpError as e:
             self._finishes = True
             return str(e)
@@ -154,8 +140,8 @@ class Draining:
             why = e.strerror or str(e)
             is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
             if not (is_deleted and str(e.filename).startswith(self._launch.own)):
-                self.failed = contents.key, contents.identity, time.monotonic() + AGAIN
-                self._is_swept = False  # the draft may be left, if storage is away
+                self.failed = contents.identity, time.monotonic() + AGAIN
+                self._swept_term = None  # the draft may be left, if storage is away
                 self._requests.send(messages.DrainFailed(path, why))
             return why
         finally:
@@ -169,32 +155,27 @@ class Draining:
         self._report_no_room()
         return ""
 
-    def _copy(
-        self,
-        found: ExaminedCheckpoint,
-        contents: Contents,
-        all_found: Sequence[ExaminedCheckpoint],
-    ) -> bool:
+    def _copy(self, contents: Contents, found: Sequence[ExaminedCheckpoint]) -> bool:
         """Copy and publish a checkpoint. Return False if it was there already: it was restored, or
         drained by a stager that was killed. Raises OSError and GivenUpError.
         """
-        self.sweep_again()
+        self.sweep()
         is_there = self._run(contents.is_copied, self._storage)
         with draft(self._storage, self._launch.name, self._run) as drafted:
-            candidates = [f.candidate for f in all_found]
-            beside = notes(self._launch.root, contents.key, candidates, self.absent(all_found))
+            candidates = [f.candidate for f in found]
+            beside = notes(self._launch.root, contents.key, candidates, self.absent(found))
             beside = [
                 each
                 for each in beside
                 if not self._record.has(each) and not self._run(is_copied, each, self._storage)
             ]
             # Trackers are rewritten in place, so they are copied without pauses.
-            self._nodes.copy(beside, self._launch.root, drafted, self.meanwhile)
+            self._memory.copy(beside, self._launch.root, drafted, self.meanwhile)
             beside = [each for each in beside if is_unchanged(each, self._launch.root)]
             if not is_there:
                 self._refuse_older(contents)
                 self._hold(contents)
-            self._looking.check(found, contents)
+            self._looking.check(contents)
             if not is_there:
                 self._copy_held(contents, drafted)
             self._refuse_older(contents)
@@ -208,18 +189,12 @@ class Draining:
             inside = contents.items if contents.key == HERE else ()
             beside = [each for each in beside if not self._has_newer(each)]
             self._record.add_others({each.name for each in (*inside, *beside)})
-            self._nodes.share()
+            self._memory.share()
             self._refuse_older(contents)  # another stager may lead by now
             beside = [each for each in beside if not self._has_newer(each)]
             self._refuse_unchosen(contents)
-            self._run(
-                partial(publish, is_there=is_there),
-                contents,
-                beside,
-                drafted,
-                self._storage,
-                self._launch.name,
-            )
+            new = None if is_there else contents
+            self._run(publish, new, beside, drafted, self._storage, self._launch.name)
         self._others.note_copied(beside if is_there else [*inside, *beside])
         return not is_there
 
@@ -227,7 +202,7 @@ class Draining:
         try:
             between, is_rewritten = self.between(contents), self._is_rewritten
             essential = contents.essential
-            self._nodes.copy(
+            self._memory.copy(
                 contents.items,
                 self._held,
                 drafted,
@@ -258,14 +233,14 @@ class Draining:
         job has saved since: nodes that had that one are lost.
         """
         decisive = contents.items[-1]
-        return self._nodes.is_old(decisive) and self._has_newer(decisive)
+        return self._memory.is_old(decisive) and self._has_newer(decisive)
 
     def _refuse_older(self, contents: Contents) -> None:
         """Raise GivenUpError if storage has a newer one of this name, and report that: perhaps only
         the clocks of the nodes differ.
         """
         if self._has_newer(contents.items[-1]):
-            self.failed = contents.key, contents.identity, time.monotonic() + AGAIN
+            self.failed = contents.identity, time.monotonic() + AGAIN
             why = "storage has a newer one"
             self._requests.send(messages.DrainFailed(self._launch.on_storage(contents.key), why))
             raise GivenUpError(why)
@@ -285,9 +260,9 @@ class Draining:
         """Keep the files while they are copied, by hard links. If the script has rewritten files in
         place while the last checkpoint was copied, and there is room, by a copy in memory.
         """
-        if self._is_rewritten and self._nodes.lack(contents)[0]:
+        if self._is_rewritten and self._memory.lack(contents)[0]:
             self._is_rewritten = False
-        self._nodes.hold(contents, self._held, in_memory=self._is_rewritten)
+        self._memory.hold(contents, self._held, in_memory=self._is_rewritten)
 
     def between(self, contents: Contents | None) -> Between:
         """Return what to do between two pieces of a copy. `contents`: the checkpoint; None: the
@@ -299,7 +274,7 @@ class Draining:
             if contents is not None and now >= self._say_due:
                 self._say_due = now + SAY
                 path = self._launch.on_storage(contents.key)
-                self._requests.send(messages.Draining(path, done, contents.size))
+                self._requests.send(messages.DrainProgress(path, done, contents.size))
             self._serve(took if self.has_pauses else 0.0)
             if contents is not None:
                 self._refuse_unchosen(contents)
@@ -331,54 +306,49 @@ class Draining:
         """Look for new checkpoints, have other nodes copy them, and make room in memory."""
         if (found := self._looking.look()) is not None:
             self._unweighed = complete = self.consider(found)
-            self._deletion.make_room([c for _, c in complete], self.is_on_storage)
+            self._deletion.make_room(complete, self.is_on_storage)
 
-    def consider(self, found: Sequence[ExaminedCheckpoint]) -> list[Complete]:
+    def consider(self, found: Sequence[ExaminedCheckpoint]) -> list[Contents]:
         """Check the room for the next checkpoint, and have other nodes copy those that a look has
         found. Return the complete ones.
         """
         complete = self._looking.complete(found)
         self._check_room(complete)
-        self._nodes.care(complete, self._looking.incomplete(found))
+        self._memory.replicate(complete, self._looking.incomplete(found))
         return complete
 
     def _check_worth(
-        self, contents: Contents | None, done: int, complete: Sequence[Complete]
+        self, contents: Contents | None, done: int, complete: Sequence[Contents]
     ) -> None:
         """Raise GivenUpError if a newer checkpoint should be drained instead: `complete` are those
         of the last look. At least every other drain is finished, however often the script saves.
         """
-        newest = complete[0][1] if complete else None
+        newest = complete[0] if complete else None
         is_newest = newest is None or self.is_on_storage(newest)
         if contents is None:
             if not is_newest:
                 raise GivenUpError("there is a new checkpoint")
             return
-        if newest is not None and (newest.key, newest.identity) == (
-            contents.key,
-            contents.identity,
-        ):
+        if newest is not None and newest.identity == contents.identity:
             return
         if not is_newest and not self._finishes and 2 * done < contents.size:
             raise GivenUpError("there is a newer checkpoint")
-        is_deleted = all(
-            (c.key, c.identity) != (contents.key, contents.identity) for _, c in complete
-        )
-        if is_deleted and done < contents.size and self._nodes.lack(contents)[0]:
+        is_deleted = all(each.identity != contents.identity for each in complete)
+        if is_deleted and done < contents.size and self._memory.lack(contents)[0]:
             self._is_late = True
             raise GivenUpError("the script has deleted it, and its memory is needed")
 
-    def _check_room(self, complete: Sequence[tuple[ExaminedCheckpoint, Contents]]) -> None:
+    def _check_room(self, complete: Sequence[Contents]) -> None:
         """Check once for each new checkpoint that the next one will fit, if those that are on
         storage make room for it. Do this before the next save begins, which takes room itself.
         """
-        if not complete or complete[0][1].identity == self._sized:
+        if not complete or complete[0].identity == self._sized:
             return
-        newest = complete[0][1]
+        newest = complete[0]
         self._sized = newest.identity
         with contextlib.suppress(OSError):
-            older = [c for _, c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
-            why, host = self._nodes.lack(newest, older)
+            older = [c for c in complete[1:] if c.key != HERE and self.is_on_storage(c)]
+            why, host = self._memory.lack(newest, older)
             self._no_room = messages.NoRoom(why, host) if why else None
             self._is_late |= bool(why)
             if self.is_on_storage(newest):
@@ -388,5 +358,5 @@ class Draining:
         """Report that there is no room. Call this once the newest checkpoint is on storage."""
         if self._no_room is not None:
             self._requests.send(self._no_room)
-            self._nodes.drop_kept(self._no_room.host)
+            self._memory.drop_kept(self._no_room.host)
             self._no_room = None

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import Identity, StagedFile
 
-from .copying import Between, at_once
+from .copying import Between, at_once, prepare
 from .publishing import draft_beside, place
 
 STREAMS = 4  # pieces that a node fetches at the same time
@@ -46,8 +46,11 @@ def receive(
         raise OSError(errno.EHOSTUNREACH, "a node that has the files has left")
     by_source: dict[int, list[tuple[Transfer, Span]]] = {}
     for each in transfers:
-        _make(each.file, drafted)
+        refuse_links(drafted, each.file.name)
+        prepare([each.file], drafted)
         if each.file.is_file:
+            with open(os.path.join(drafted, each.file.name), "xb") as new:
+                new.truncate(each.file.size)
             spans_of = ((each, span) for span in spans(each.file.size))
             by_source.setdefault(each.source, []).extend(spans_of)
     done, pending = 0, deque[Future[int]]()
@@ -64,18 +67,6 @@ def receive(
     for file in (each.file for each in transfers):
         if not file.is_folder:
             _finish(os.path.join(drafted, file.name), file)
-
-
-def _make(file: StagedFile, root: str) -> None:
-    """Make a directory, a link, or a file of this size with nothing in it."""
-    refuse_links(root, file.name)
-    path = os.path.join(root, file.name)
-    os.makedirs(path if file.is_folder else os.path.dirname(path), exist_ok=True)
-    if file.is_link:
-        os.symlink(file.target, path)
-    elif file.is_file:
-        with open(path, "xb") as new:
-            new.truncate(file.size)
 
 
 def _fetch_piece(

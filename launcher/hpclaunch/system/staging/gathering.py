@@ -9,98 +9,80 @@ import errno
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hpclaunch.core.staging.choice import choice, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
-from hpclaunch.core.staging.generations import Manifest, Settled, manifest
+from hpclaunch.core.staging.generations import LastRestore, Manifest, manifest
 
 from .contents import HERE, Contents
 from .copying import GivenUpError, LostError, reason
 from .draining import Draining
 from .launch import Launch
 from .looking import Looking
+from .memory import Memory
 from .messages import Refused, Restore, Restored
 from .nodes import PATIENCE, Nodes
-from .one_node import OneNode
-from .orders import Settle
+from .orders import EndRestore
 from .other_files import OtherFiles
 from .requests import Requests
+from .restoring import restore
 
 TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
 
 
-class GatheringError(GivenUpError):
-    """A node cannot have the checkpoint."""
-
-    def __init__(self, why: str, host: str) -> None:
-        super().__init__(why)
-        self.host = host
-
-
-class UnrecordedError(GatheringError, LostError):
-    """A node has not recorded the restore: it may be lost."""
-
-
 class Gathering:
-    """A restore on several nodes."""
+    """The restores on several nodes."""
 
     def __init__(
         self,
         launch: Launch,
-        nodes: OneNode,
+        memory: Memory,
         looking: Looking,
         draining: Draining,
         others: OtherFiles,
         requests: Requests,
     ) -> None:
-        assert isinstance(nodes, Nodes), "there are several"
-        self._launch, self._nodes, self._looking = launch, nodes, looking
+        assert isinstance(memory, Nodes), "there are several"
+        self._launch, self._nodes, self._looking = launch, memory, looking
         self._draining, self._others, self._requests = draining, others, requests
-        self._skipped: tuple[str, ...] = ()  # what storage may have, if it does not answer
 
-    def run(
-        self,
-        request: Restore,
-        from_storage: Callable[[], tuple[Restored | Refused, Contents | None]],
-    ) -> Restored | Refused:
+    def run(self, request: Restore) -> Restored | Refused:
         """Let all nodes have the newest checkpoint."""
         try:
             try:
-                return self._run(request, from_storage)
+                return self._run(request)
             except LostError:
-                return self._run(request, from_storage)  # once more, with what is left
+                return self._run(request)  # once more, with what is left
         except GivenUpError as e:
-            return Refused(request.id, str(e), e.host if isinstance(e, GatheringError) else "")
+            return Refused(request.id, str(e), e.host)
         except OSError as e:
             return Refused(request.id, reason(e))
 
-    def _run(
-        self,
-        request: Restore,
-        from_storage: Callable[[], tuple[Restored | Refused, Contents | None]],
-    ) -> Restored | Refused:
+    def _run(self, request: Restore) -> Restored | Refused:
         began, nodes = time.monotonic(), self._nodes
         nodes.refresh_soon()
         complete = list(self._looking.candidates(self._looking.found()))
         nodes.delete_rest(nodes.whole(complete))
         found = nodes.manifests(complete)
-        chosen, holdings = self._chosen(found, request), nodes.holdings
+        holdings, path = nodes.holdings, ""
+        chosen, skipped = self._chosen(found, request)
         self._draining.chosen = 0 if chosen is None else chosen.time
-        reply = Restored(request.id, "", 0, 0.0, self._skipped)
         if chosen is None:
-            answer, restored = from_storage()
-            if isinstance(answer, Refused):
-                return answer
-            reply = answer
+            reply, restored = restore(
+                self._launch, self._requests, self._draining, self._others, request
+            )
+            if isinstance(reply, Refused):
+                return reply
+            path, skipped = reply.path, reply.skipped
             nodes.refresh_soon()
             chosen = None if restored is None else self._own(restored)
             nodes.own.mark(chosen.files if chosen else ())
         fetched = self._gather(chosen, request) + self._fetch_others(request)
-        self._settle(chosen, outdated(chosen, found, holdings), request)
+        self._complete(chosen, outdated(chosen, found, holdings), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
-        return Restored(request.id, reply.path, size, seconds, reply.skipped, fetched)
+        return Restored(request.id, path, size, seconds, skipped, fetched)
 
     def collect(self) -> tuple[list[str], str]:
         """Fetch the newest checkpoint to this node if only buddies still have it, so that the flush
@@ -110,7 +92,7 @@ class Gathering:
         self._nodes.refresh_soon()
         request = Restore(0, (), (self._nodes.index,))
         found = self._nodes.manifests(self._looking.candidates(self._looking.found()))
-        chosen = self._chosen(found, request)
+        chosen, _ = self._chosen(found, request)
         if chosen is not None and all(m.generation != chosen.generation for m in found):
             try:
                 self._gather(chosen, request)
@@ -118,16 +100,18 @@ class Gathering:
                 return [self._launch.on_storage(chosen.key)], reason(e)
         return [], ""
 
-    def _chosen(self, found: Sequence[Manifest], request: Restore) -> Manifest | None:
+    def _chosen(
+        self, found: Sequence[Manifest], request: Restore
+    ) -> tuple[Manifest | None, tuple[str, ...]]:
         """Return the newest generation in memory, unless storage has a newer one. If storage does
-        not answer, memory counts.
+        not answer, memory counts, and what storage may have is returned as skipped.
         """
-        storage, self._skipped = self._launch.storage, ()
+        storage = self._launch.storage
         avoid = {os.path.relpath(path, storage) for path in request.avoid}
         newest = choice(found, self._nodes.holdings, avoid=avoid)
         recorded = 0 if avoid else self._launch.record.newest
         if newest is None or newest.time >= recorded > 0:
-            return newest  # storage has no newer one, so do not wait for it
+            return newest, ()  # storage has no newer one, so do not wait for it
         until = time.monotonic() + PATIENCE
 
         def meanwhile(done: int, took: float) -> int:
@@ -140,9 +124,8 @@ class Gathering:
             stored = run(self._stored, request.avoid, meanwhile=meanwhile)
         except OSError as e:
             why = e.strerror or str(e)
-            self._skipped = (f"{os.path.join(storage, '*')}: {why}, and may have a newer one",)
-            return newest
-        return newest if stored <= newest.time else None
+            return newest, (f"{os.path.join(storage, '*')}: {why}, and may have a newer one",)
+        return (newest if stored <= newest.time else None), ()
 
     def _stored(self, avoid: Collection[str]) -> int:
         """Return the time of the newest checkpoint on storage. Raises OSError."""
@@ -162,8 +145,8 @@ class Gathering:
         nodes, fetched, failures = self._nodes, 0, 0
         for node in request.nodes if chosen is None else ():
             new = nodes.inventories.get(node)
-            if new is not None and not new.settled.number and (why := new.free.lack_of_any()):
-                raise GatheringError(why, nodes.hosts.get(node, ""))
+            if new is not None and not new.restore.number and (why := new.free.lack_of_any()):
+                raise GivenUpError(why, nodes.hosts.get(node, ""))
         while chosen and (transfers := restoring(chosen, nodes.holdings, request.nodes)):
             lacking: dict[int, int] = defaultdict(int)
             for each in transfers:
@@ -171,14 +154,14 @@ class Gathering:
             for node, size in lacking.items():
                 found = nodes.inventories[node]
                 # Before its first round, a node needs as much again for the next save.
-                if why := found.free.lack(size, 1 if found.settled.number else 2):
-                    raise GatheringError(why, nodes.hosts.get(node, ""))
+                if why := found.free.lack(size, 1 if found.restore.number else 2):
+                    raise GivenUpError(why, nodes.hosts.get(node, ""))
             failed = nodes.fetch(transfers)
             failures = failures + 1 if failed else 0
             for node, why_not in failed.items():
                 if node in nodes and failures >= TRIES:
                     text = getattr(why_not, "strerror", None) or str(why_not)
-                    raise GatheringError(text, nodes.hosts.get(node, ""))
+                    raise GivenUpError(text, nodes.hosts.get(node, ""))
             fetched += sum(size for node, size in lacking.items() if node not in failed)
             nodes.refresh_soon()
         needed = chosen.needed if chosen else []
@@ -201,20 +184,20 @@ class Gathering:
         nodes.fetch(transfers)  # a log that cannot be fetched is no reason to stop
         return sum(each.file.size for each in transfers)
 
-    def _settle(
+    def _complete(
         self, chosen: Manifest | None, outdated: Mapping[int, frozenset[str]], request: Restore
     ) -> None:
         """Remove what would mislead a search on one node, and record the restore as complete."""
         nodes = self._nodes
         for node, found in nodes.inventories.items():
             nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
-        number = 1 + max((h.settled.number for h in nodes.holdings), default=0)
+        number = 1 + max((h.restore.number for h in nodes.holdings), default=0)
         generation = "" if chosen is None else chosen.generation
         if chosen is not None:
             nodes.restored |= set(chosen.moved) - {HERE}
             self._launch.record.forget_deleted({chosen.key})
-        order = Settle(Settled(number, frozenset(request.nodes), generation))
+        order = EndRestore(LastRestore(number, frozenset(request.nodes), generation))
         failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():
             if node in nodes:
-                raise UnrecordedError(reason(why), nodes.hosts.get(node, ""))
+                raise LostError(reason(why), nodes.hosts.get(node, ""))  # it may be lost

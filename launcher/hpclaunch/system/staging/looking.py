@@ -15,8 +15,8 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from .contents import HERE, Contents, contents_of
 from .copying import GivenUpError, reason
 from .launch import Launch
+from .memory import Memory
 from .messages import DrainFailed
-from .one_node import Complete, OneNode
 from .requests import Requests
 
 PERIOD = 1.0  # least seconds between two looks
@@ -28,8 +28,8 @@ LONGEST = 10.0  # most seconds between two looks at several nodes
 class Looking:
     """The looks of one stager. The next one is `due` at that time."""
 
-    def __init__(self, launch: Launch, requests: Requests, nodes: OneNode) -> None:
-        self._launch, self._requests, self._nodes = launch, requests, nodes
+    def __init__(self, launch: Launch, requests: Requests, memory: Memory) -> None:
+        self._launch, self._requests, self._memory = launch, requests, memory
         self.has_ended = False  # no worker runs any more, so what was written is all
         self.due = 0.0
         self._failing_since = math.inf
@@ -51,7 +51,7 @@ class Looking:
         """
         began, clock = time.monotonic(), self._clock()
         try:
-            self._nodes.refresh()
+            self._memory.refresh()
             found = self.found()
             self._failing_since = math.inf
             return found
@@ -76,18 +76,18 @@ class Looking:
             rounds = (*rounds[:-1], (begun, time.time_ns() + 2 * SETTLED, *world))
         return list(self._launch.seen.examine(rounds))
 
-    def complete(self, found: Sequence[ExaminedCheckpoint]) -> list[Complete]:
+    def complete(self, found: Sequence[ExaminedCheckpoint]) -> list[Contents]:
         """Return the complete checkpoints, but no mixtures of the saves of several nodes."""
-        return self._nodes.whole(self.candidates(found))
+        return self._memory.whole(self.candidates(found))
 
-    def incomplete(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Complete]:
+    def incomplete(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Contents]:
         """Yield the checkpoints that lack something, such as the file of another rank."""
         for each in found:
             if each.lacks is not None:
                 with contextlib.suppress(OSError):  # being deleted
-                    yield each, contents_of(self._launch.root, each)
+                    yield contents_of(self._launch.root, each)
 
-    def candidates(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Complete]:
+    def candidates(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Contents]:
         """Yield the complete checkpoints, except those of which another rank's file is incomplete,
         and those that are only a part of another checkpoint.
         """
@@ -103,11 +103,11 @@ class Looking:
                     contents = contents_of(root, each)
                     seen.update(contents.moved)
                     if torn.isdisjoint(os.path.join(root, n) for n in contents.moved):
-                        yield each, contents
+                        yield contents
 
-    def check(self, found: ExaminedCheckpoint, contents: Contents) -> None:
+    def check(self, contents: Contents) -> None:
         """Raise GivenUpError unless the checkpoint is still complete, and the same."""
-        seen, path = self._launch.seen, found.candidate.path
+        seen, path = self._launch.seen, contents.found.candidate.path
         facts = seen.facts(self._requests.rounds)
         again = look_at(seen.where, path, facts, seen.memory, opens=seen.opens)
         if again is None or (again.lacks is not None and not self.has_ended):

@@ -130,7 +130,7 @@ class NoRoom(Message):
     host: str = ""  # the node without room; "": this one
 
 
-class Draining(Message):
+class DrainProgress(Message):
     """A checkpoint is being copied to storage. Sent at most once a second."""
 
     path: str
@@ -184,7 +184,7 @@ Reply: TypeAlias = (
     | Searched
     | Refused
     | NoRoom
-    | Draining
+    | DrainProgress
     | Drained
     | DrainFailed
     | OtherFailed

@@ -5,7 +5,7 @@ Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`)
   state, of this node or of others;
 - `lent`: hard links to files that other nodes are fetching, since the script may delete them;
 - `fetched`: which files a restore has copied into the staging directory;
-- `settled`: the last restore, and which files the staging directory had then.
+- `restore`: the last restore, and which files the staging directory had then.
 
 Other nodes ask for files by name, so names that leave the directory are refused.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import Identity, StagedFile
-from hpclaunch.core.staging.generations import Kept, Manifest, Settled
+from hpclaunch.core.staging.generations import Kept, LastRestore, Manifest
 from hpclaunch.system.shared import packing
 
 from . import copying
@@ -29,11 +29,10 @@ from .contents import HERE, file_at, tree
 from .copying import Between, GivenUpError, at_once, hold
 from .fetching import PIECE, Data, Source, pieces, place_all, receive, refuse_links, safe
 from .publishing import draft_beside, place, remove
-from .record import RECORD
 from .room import Room, room
+from .stage_directory import FETCHED, KEPT, LENT, RECORD, RESTORE
 
-KEPT, MANIFEST, FILES, FETCHED, SETTLED = "kept", "manifest", "files", "fetched", "settled"
-LENT = "lent"
+MANIFEST, FILES = "manifest", "files"
 MOST_KEPT = 2  # generations
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
 T = TypeVar("T")
@@ -46,7 +45,7 @@ class Inventory(NamedTuple):
     fetched: frozenset[str]  # names of files that a restore has copied here
     kept: tuple[Kept, ...]
     free: Room
-    settled: Settled = Settled()
+    restore: LastRestore = LastRestore()
     old: frozenset[str] = frozenset()  # names of files that are unchanged since that restore
     time: int = 0  # of the staging directory itself
 
@@ -60,20 +59,20 @@ class StageNode:
         self._kept = os.path.join(self._own, KEPT)
         self._lent = os.path.join(self._own, LENT)
         self._marks = os.path.join(self._own, FETCHED)
-        self._settled = os.path.join(self._own, SETTLED)
+        self._restore = os.path.join(self._own, RESTORE)
         self.noted = ""  # the record of the stager that leads, also if memory has no room for it
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
         time, entries = os.stat(self.stage).st_mtime_ns, tuple(self._entries())
         marks = self._load(self._marks, Marks) or {}
-        settled, had = self._load(self._settled, tuple[Settled, Marks]) or (Settled(), {})
+        restore, had = self._load(self._restore, tuple[LastRestore, Marks]) or (LastRestore(), {})
         fetched, old = (
             frozenset(e.name for e in entries if known.get(e.name) == e.identity)
             for known in (marks, had)
         )
         kept = tuple(self._generations())
-        return Inventory(entries, fetched, kept, room(self.stage), settled, old, time)
+        return Inventory(entries, fetched, kept, room(self.stage), restore, old, time)
 
     def _entries(self) -> Iterator[StagedFile]:
         for each in tree(self.stage, HERE):
@@ -209,10 +208,10 @@ class StageNode:
             with contextlib.suppress(FileNotFoundError):
                 os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    def settle(self, settled: Settled) -> None:
+    def record_restore(self, restore: LastRestore) -> None:
         """Record that a restore is complete on all nodes, and which files there are now."""
         files = {each.name: each.identity for each in self._entries() if not each.is_folder}
-        _write(self._settled, packing.pack((settled, files)))
+        _write(self._restore, packing.pack((restore, files)))
 
     def note(self, record: str) -> None:
         """Keep the record of the stager that leads (`record.py`)."""

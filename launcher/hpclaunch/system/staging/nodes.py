@@ -10,6 +10,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,15 +19,15 @@ from hpclaunch.core.staging.copies import Transfer, buddies
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Holding, Manifest
 
-from .caring import Caring
 from .contents import Contents, is_part
 from .copying import Between, GivenUpError, LostError, RewrittenError, copy
 from .fetching import Source
 from .launch import Launch
+from .memory import Memory
 from .messages import Follow, Lead, Listening, Secret
 from .node import Inventory, StageNode
-from .one_node import Complete, OneNode
 from .orders import Call, Copy, Delete, Fetch, LocalNode, Look, Node, Note
+from .replicating import Replicating
 from .requests import Requests
 from .view import UNKNOWN, WHOLE, View
 
@@ -41,16 +42,16 @@ NOTHING: Mapping[int, Collection[int]] = {}
 Failures = dict[int, OSError | GivenUpError]  # by node
 
 
-class Nodes(OneNode):
+class Nodes(Memory):
     """The nodes that this stager leads, by index, itself among them. `holdings` and the view are
     as of the last `refresh`.
     """
 
     def __init__(self, launch: Launch, requests: Requests) -> None:
         super().__init__(launch)
+        self.leads = False
         self._requests = requests
         self._view: View | None = None  # once it leads
-        self._leads = False
         self.index = 0
         self.hosts: dict[int, str] = {}
         self._lease = 0.0  # of the workers of other nodes: see Lead
@@ -64,11 +65,7 @@ class Nodes(OneNode):
         self._last: dict[str, Manifest] = {}  # the checkpoints of the last look, by their keys
         self._mesh: Mesh | None = None
         requests.on_peers = self.on_request
-        self._caring = Caring(self)
-
-    @property
-    def leads(self) -> bool:
-        return self._leads
+        self._replicating = Replicating(self)
 
     def on_request(self, request: Secret | Lead | Follow) -> None:
         """Do what the agent asks about the other nodes."""
@@ -95,18 +92,18 @@ class Nodes(OneNode):
         lease: float = 0.0,
     ) -> None:
         """Lead these nodes. `index` is that of this one, which is not among the `peers`."""
-        if not self._leads:
+        if not self.leads:
             self.launch.record.load(self.own.noted)  # as the last leader has left it
             self.own.noted = ""
-            self._caring = Caring(self)
-        self._leads, self.index, self.peers, self.term = True, index, dict(peers), term
+            self._replicating = Replicating(self)
+        self.leads, self.index, self.peers, self.term = True, index, dict(peers), term
         self.hosts, self._lease, self._noted = hosts, lease, ""
         if self._view is None:
             self._view = View(self.launch.stage)
             self.launch.look_into(self._view.root)
 
     def _follow(self) -> None:
-        self._leads, self.peers = False, {}
+        self.leads, self.peers = False, {}
 
     def sources(self) -> dict[int, Source]:
         return {**self.peers, self.index: self._local}
@@ -124,9 +121,9 @@ class Nodes(OneNode):
             return
         if self._mesh is not None and self._mesh.term > self.term:
             self._follow()
-        if not self._leads:
+        if not self.leads:
             raise GivenUpError("another stager leads")
-        self._caring.note_ended()
+        self._replicating.note_ended()
         self._view.free(self.index)
         calls = {n: self[n].ask(Look()) for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
@@ -148,7 +145,7 @@ class Nodes(OneNode):
                 found.old,
                 found.fetched,
                 found.kept,
-                found.settled,
+                found.restore,
             )
             for node, found in self.inventories.items()
         ]
@@ -164,13 +161,13 @@ class Nodes(OneNode):
                 self.refresh()
                 return
             except (OSError, GivenUpError):
-                if time.monotonic() >= until or not self._leads or self._requests.has_flush:
+                if time.monotonic() >= until or not self.leads or self._requests.has_flush:
                     raise
                 self._pause()
 
     def await_workers(self) -> None:
         until = time.monotonic() + self._lease
-        while self._leads and time.monotonic() < until:
+        while self.leads and time.monotonic() < until:
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()
                 if len(self.inventories) == 1:  # the others have ended with their agents
@@ -232,25 +229,25 @@ class Nodes(OneNode):
         found = self.inventories.get(self._owner(each))
         return found is not None and each.name in found.old
 
-    def _last_manifests(self, complete: Sequence[Complete]) -> list[Manifest]:
-        return [self._last[contents.key] for _, contents in complete]
+    def _last_manifests(self, complete: Sequence[Contents]) -> list[Manifest]:
+        return [self._last[contents.key] for contents in complete]
 
-    def manifests(self, complete: Iterable[Complete]) -> list[Manifest]:
+    def manifests(self, complete: Iterable[Contents]) -> list[Manifest]:
         """Return the manifests of complete checkpoints, as far as they are whole."""
         return [found for _, found in self._with_manifests(complete)]
 
-    def whole(self, complete: Iterable[Complete]) -> list[Complete]:
+    def whole(self, complete: Iterable[Contents]) -> list[Contents]:
         every = list(self._with_manifests(complete))
         mixed = mixtures([found for _, found in every], self.holdings)
         return [each for each, found in every if found not in mixed]
 
-    def _with_manifests(self, complete: Iterable[Complete]) -> Iterator[tuple[Complete, Manifest]]:
+    def _with_manifests(self, complete: Iterable[Contents]) -> Iterator[tuple[Contents, Manifest]]:
         kept = [k.manifest for holding in self.holdings for k in holding.kept]
         before = [(m, _state(m)) for m in (*kept, *self._last.values())]
         self._last = {}
         for each in complete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
-                found = self._caring.manifest(*each)
+                found = self._replicating.manifest(each)
                 state = _state(found)
                 # Some formats do not show that a file is missing: it may be on a lost node.
                 fuller = next((m for m, known in before if state < known), None)
@@ -258,20 +255,20 @@ class Nodes(OneNode):
                 if fuller is None:
                     yield each, found
 
-    def care(self, complete: Sequence[Complete], incomplete: Iterable[Complete] = ()) -> None:
+    def replicate(self, complete: Sequence[Contents], incomplete: Iterable[Contents] = ()) -> None:
         others = []
         for each in incomplete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
-                others.append(self._caring.manifest(*each))
-        self._caring.look(self._last_manifests(complete), others)
+                others.append(self._replicating.manifest(each))
+        self._replicating.look(self._last_manifests(complete), others)
 
     def drop_kept(self, host: str) -> None:
         for node in self.inventories:
             if self.hosts.get(node) == host:
-                self._caring.drop_all(node)
+                self._replicating.drop_all(node)
 
-    def delete_rest(self, complete: Sequence[Complete]) -> None:
-        if self._caring.finish(self._last_manifests(complete)):
+    def delete_rest(self, complete: Sequence[Contents]) -> None:
+        if self._replicating.finish(self._last_manifests(complete)):
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()
 
@@ -281,7 +278,7 @@ class Nodes(OneNode):
         return set(record.deleted)
 
     def lack(self, newest: Contents, older: Sequence[Contents] = ()) -> tuple[str, str]:
-        """Return what `OneNode.lack` does. Each node needs room for its own files of the next
+        """Return what `Memory.lack` does. Each node needs room for its own files of the next
         checkpoint, and for those of the node whose buddy it is: for a while, it keeps two
         generations of these. This one also needs room for the skeletons of others (`view.py`).
         """
@@ -333,47 +330,35 @@ class Nodes(OneNode):
             is_whole = each.size <= WHOLE and file.inode != UNKNOWN  # in the view
             if each.is_file and file.owner != self.index and not is_whole:
                 elsewhere.setdefault(file.owner, []).append(file)
+        if lost := elsewhere.keys() - self.peers.keys():
+            raise LostError(f"{self.hosts.get(min(lost), 'a node')} is lost")
         others = {file.name for files in elsewhere.values() for file in files}
         folders = [each for each in items if each.is_folder]
         here = [each for each in items if each.name not in others and not each.is_folder]
-        with self._copying(elsewhere, essential, drafted, in_memory=in_memory) as calls:
-            copy(here, source, drafted, _with(calls, between))
-            done = sum(each.size for each in here if each.is_file)
-            self._await(calls, drafted, done, between)
-        copy(folders, source, drafted, self.launch.storage_thread.meanwhile)
-
-    @contextlib.contextmanager
-    def _copying(
-        self,
-        entries: Mapping[int, Sequence[StagedFile]],
-        essential: frozenset[str],
-        drafted: str,
-        *,
-        in_memory: bool,
-    ) -> Iterator[dict[int, Call[None]]]:
-        """Have nodes copy these files, and cancel that in the end."""
-        if lost := entries.keys() - self.peers.keys():
-            raise LostError(f"{self.hosts.get(min(lost), 'a node')} is lost")
         name = os.path.basename(drafted)
         calls = {
             node: self.peers[node].ask(Copy(tuple(some), essential, name, in_memory))
-            for node, some in entries.items()
+            for node, some in elsewhere.items()
         }
+        both = _with(calls, between)
         try:
-            yield calls
+            copy(here, source, drafted, both)
+            done = sum(each.size for each in here if each.is_file)
+            self._await(calls, drafted, partial(both, done, TICK))
         finally:
             for call in calls.values():
                 call.cancel()
+        copy(folders, source, drafted, self.launch.storage_thread.meanwhile)
 
     def _await(
-        self, calls: Mapping[int, Call[None]], drafted: str, mine: int, between: Between
+        self, calls: Mapping[int, Call[None]], drafted: str, between: Callable[[], int]
     ) -> None:
-        both = _with(calls, between)
+        """Wait for nodes that copy into a draft. Raises what has failed."""
 
         def meanwhile() -> None:
             # Another launch removes drafts that have not changed for long.
             self.launch.storage_thread.run(os.utime, drafted)
-            both(mine, TICK)
+            between()
 
         failed = self.wait(calls, {node: calls.keys() for node in calls}, meanwhile).values()
         # A node that is lost explains the failures of others, and is no trouble with storage.

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, overload
 from hpclaunch.core.protocol.values import variant
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import StagedFile
-from hpclaunch.core.staging.generations import Manifest, Settled
+from hpclaunch.core.staging.generations import LastRestore, Manifest
 
 from .copying import THREADS, Between, GivenUpError
 from .fetching import Source
@@ -76,10 +76,10 @@ class Delete:
 
 
 @variant(frozen=True)
-class Settle:
+class EndRestore:
     """Record that a restore is complete."""
 
-    settled: Settled
+    restore: LastRestore
 
 
 @variant(frozen=True)
@@ -89,7 +89,7 @@ class Note:
     record: str
 
 
-Order: TypeAlias = Look | Copy | Fetch | Keep | Lend | Drop | Delete | Settle | Note
+Order: TypeAlias = Look | Copy | Fetch | Keep | Lend | Drop | Delete | EndRestore | Note
 
 
 def perform(
@@ -114,8 +114,8 @@ def perform(
             node.drop(generation)
         case Delete(entries=entries):
             node.delete(entries)
-        case Settle(settled=settled):
-            node.settle(settled)
+        case EndRestore(restore=restore):
+            node.record_restore(restore)
         case Note(record=record):
             node.note(record)
     return None

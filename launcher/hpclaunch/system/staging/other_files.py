@@ -22,7 +22,7 @@ from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, target_of, tree
 from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy, make_parents
 from .launch import Launch
-from .one_node import OneNode
+from .memory import Memory
 from .publishing import draft, draft_beside, later, place
 
 RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that are restored
@@ -31,11 +31,10 @@ RESTORED, MOST_RESTORED = 64 << 20, 1000  # bytes and number of the files that a
 class OtherFiles:
     """The files below both roots that belong to no checkpoint."""
 
-    def __init__(self, launch: Launch, nodes: OneNode) -> None:
-        self._nodes = nodes
+    def __init__(self, launch: Launch, memory: Memory) -> None:
+        self._memory = memory
         self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._copied: set[str] = set()  # by this stager
-        self._changed: set[str] = set()  # their bytes differ from the copy's, not their times
         self._run = launch.storage_thread.run
 
     def restore(self, meanwhile: Between) -> None:
@@ -137,14 +136,14 @@ class OtherFiles:
             items = self._beside(found, skipped)
         except OSError as e:
             return [(os.path.relpath(e.filename, self._launch.root), _why(e))]
-        self._changed = {each.name for each in items if self._is_changed(each)}
-        return [(name, _why(e)) for name, e in self._copy(items, found, between, absent)]
+        changed = {each.name for each in items if self._is_changed(each)}
+        return [(name, _why(e)) for name, e in self._copy(items, found, between, absent, changed)]
 
     def _is_changed(self, each: StagedFile) -> bool:
         """Return whether a copy with the size and the time of its original has other bytes."""
         if each.name not in self._copied or not self._run(is_copied, each, self._storage):
             return False
-        if not self._nodes.is_here(each):
+        if not self._memory.is_here(each):
             return True  # comparing would take as long as copying
         stage, storage = (
             os.path.join(root, each.name) for root in (self._launch.root, self._storage)
@@ -214,9 +213,11 @@ class OtherFiles:
         found: Sequence[ExaminedCheckpoint],
         between: Between,
         absent: Collection[str],
+        changed: Collection[str] = (),
     ) -> list[tuple[str, OSError | GivenUpError]]:
+        """Copy items that are new, or `changed` without another time. Return what has failed."""
         missing = [f.candidate for f in found if self._key(f) in absent]
-        new = [i for i in items if i.name in self._changed or not self._record.has(i)]
+        new = [i for i in items if i.name in changed or not self._record.has(i)]
         failed: list[tuple[str, OSError | GivenUpError]] = []
         copied: list[StagedFile] = []
         if not new:
@@ -225,7 +226,7 @@ class OtherFiles:
             with draft(self._storage, self._launch.name, self._run) as drafted:
                 for each in sorted(new, key=lambda each: each.is_link):
                     try:
-                        if self._copy_one(each, drafted, between, missing):
+                        if self._copy_one(each, drafted, between, missing, changed):
                             copied.append(each)
                     except (LostError, RewrittenError) as e:  # of another node
                         failed.append((each.name, e))
@@ -246,6 +247,7 @@ class OtherFiles:
         drafted: str,
         between: Between,
         missing: Sequence[CheckpointCandidate],
+        changed: Collection[str],
     ) -> bool:
         """Copy a file. Return whether it is on storage now: a link has to wait for its target, and
         a tracker for the checkpoint that it names.
@@ -260,13 +262,13 @@ class OtherFiles:
             return False  # a socket, for example
         elif each.size <= NOTE and names_any(path, missing):
             return False
-        if each.name not in self._changed and self._run(is_copied, each, self._storage):
+        if each.name not in changed and self._run(is_copied, each, self._storage):
             return True
         if self._is_newer_there(each):
             return False
         if not self._is_own(each.name):
             self._run(set_aside, final)
-        self._nodes.copy([each], self._launch.root, drafted, between)
+        self._memory.copy([each], self._launch.root, drafted, between)
         self._run(make_parents, each.name, self._launch.root, self._storage)
         self._run(place, os.path.join(drafted, each.name), final)
         return True
@@ -279,7 +281,7 @@ class OtherFiles:
         with contextlib.suppress(OSError):
             if (there := self._run(later, each, self._storage)) is not None:
                 known = self._record.others.get(each.name, ())
-                return known[1:] != there.identity or self._nodes.is_old(each)
+                return known[1:] != there.identity or self._memory.is_old(each)
         return False
 
     def _is_own(self, name: str) -> bool:

@@ -27,7 +27,7 @@ from hpclaunch.system.checkpoints.listing import OWN
 
 from .contents import HERE, Contents, file_at, tree
 from .copying import sync
-from .removal import rmtree
+from .stage_directory import rmtree
 
 T = TypeVar("T")
 
@@ -73,21 +73,15 @@ def _prefix(launch: str) -> str:
 
 
 def publish(
-    contents: Contents,
-    notes: Iterable[StagedFile],
-    drafted: str,
-    root: str,
-    launch: str,
-    *,
-    is_there: bool,
+    contents: Contents | None, notes: Iterable[StagedFile], drafted: str, root: str, launch: str
 ) -> None:
-    """Give a finished draft its final names. `is_there`: only the notes are new. Raises OSError."""
-    if is_there:
-        pass
-    elif contents.key == HERE:
+    """Give a finished draft its final names. `contents` is None if only the notes are new. Raises
+    OSError.
+    """
+    if contents is not None and contents.key == HERE:
         place(drafted, newest := os.path.join(root, NEWEST + os.path.basename(root)))
         _replace_in_root(newest, root, contents.decisive, launch)
-    else:
+    elif contents is not None:
         for name in contents.moved:
             place(os.path.join(drafted, name), os.path.join(root, name))
     for each in notes:

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Set
 from hpclaunch.core.staging.files import StagedFile
 
 from .contents import HERE, Contents
-
-RECORD = "record"  # its name
+from .stage_directory import RECORD
 
 
 class Record:

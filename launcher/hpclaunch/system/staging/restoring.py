@@ -7,6 +7,7 @@ import errno
 import os
 import time
 from dataclasses import replace
+from functools import partial
 
 from hpclaunch.core.protocol.wording import size as written
 from hpclaunch.core.staging.files import StagedFile
@@ -14,31 +15,69 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
 from .contents import HERE, Contents, contents_of, file_at, names_any, notes
-from .copying import at_once, copy
+from .copying import at_once, copy, reason
+from .draining import Draining
 from .launch import Launch
 from .messages import Refused, Restore, Restored
+from .other_files import OtherFiles
 from .publishing import draft_beside, later, place
-from .removal import rmtree
+from .requests import Requests
 from .room import room
+from .stage_directory import LOCK, rmtree
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
 
-class Restoring:
+def restore(
+    launch: Launch, requests: Requests, draining: Draining, others: OtherFiles, request: Restore
+) -> tuple[Restored | Refused, Contents | None]:
+    """Copy a checkpoint from storage, with the small files of the script. Return also what the
+    staging directory has of the checkpoint.
+    """
+    if why := _lack_of_links(launch.own):
+        return Refused(request.id, why), None
+    run = partial(launch.storage_thread.run, meanwhile=requests.meanwhile)
+    restoring = _Restoring(launch, requests.rounds)
+    reply = run(restoring.run, request)
+    if (restored := restoring.restored) is not None:
+        launch.record.add(restored)
+        launch.record.add_copied(restoring.beside)
+        # It is not the same if the script has saved a newer one meanwhile.
+        if run(restored.is_copied, launch.storage):
+            draining.note_drained(restored)
+    if isinstance(reply, Restored) and not request.avoid:
+        others.restore(requests.meanwhile)
+    return reply, restored
+
+
+def _lack_of_links(own: str) -> str:
+    """Return why no hard links can be made, which `hold` needs; "" if they can."""
+    path = os.path.join(own, LOCK)
+    try:
+        with contextlib.suppress(FileExistsError):  # by a stager that was killed
+            os.link(path, f"{path}.link")
+        os.unlink(f"{path}.link")
+    except OSError as e:
+        return f"no hard links can be made in {own}: {e.strerror}"
+    return ""
+
+
+class _Restoring:
     """One request. `restored` is the checkpoint that was copied, with its trackers, and `beside`
     the files beside it, as they are in the staging directory.
     """
 
     def __init__(self, launch: Launch, rounds: RoundTimes) -> None:
         self._launch, self._rounds = launch, rounds
+        self._is_first = not launch.record.moved  # no checkpoint of this launch is in memory
         self._storage, self._stage = launch.storage, launch.stage
         self._there, self._here = launch.there, launch.here
         self.restored: Contents | None = None
         self.beside: list[StagedFile] = []
 
-    def run(self, request: Restore, *, is_first: bool) -> Restored | Refused:
+    def run(self, request: Restore) -> Restored | Refused:
         """Copy the newest checkpoint that is complete on storage. If its copy cannot be used, copy
-        the next older one. `is_first`: this launch has no checkpoint in memory yet.
+        the next older one.
         """
         began = time.monotonic()
         skipped: list[str] = []
@@ -50,7 +89,7 @@ class Restoring:
                 if found.lacks is not None:
                     skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
                 else:
-                    generations = 2 if is_first and not self._is_here(found) else 1
+                    generations = 2 if self._is_first and not self._is_here(found) else 1
                     if lack := room(self._stage).lack(found.size, generations):
                         return Refused(request.id, lack)
                     if wrong := self._fetch(found):
@@ -58,15 +97,15 @@ class Restoring:
                         continue
                     seconds = time.monotonic() - began
                     return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
-            if is_first and skipped:  # the script may be able to read it from storage
+            if self._is_first and skipped:  # the script may be able to read it from storage
                 return Refused(request.id, f"nothing in {self._storage} can be used: {skipped[0]}")
-            if is_first and (lack := room(self._stage).lack_of_any()):
+            if self._is_first and (lack := room(self._stage).lack_of_any()):
                 return Refused(request.id, lack)
         except OSError as e:
             free = ""
             with contextlib.suppress(OSError):
                 free = f"; {written(room(self._stage).free)} are free in {self._stage}"
-            return Refused(request.id, f"{e.filename or ''}: {e.strerror or e}{free}".lstrip(": "))
+            return Refused(request.id, reason(e) + free)
         return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
 
     def _staged(self, path: str) -> ExaminedCheckpoint | None:

@@ -22,19 +22,18 @@ from hpclaunch.system.checkpoints.service import seen
 from hpclaunch.system.shared.helper import say_now
 from hpclaunch.worker.json_lines import AgentChannel
 
-from . import messages, stage_directory
-from .contents import Contents
+from . import messages
 from .copying import GivenUpError, reason
 from .deletion import Deletion
-from .draining import HELD, Draining
+from .draining import Draining
 from .launch import Launch
 from .looking import PERIOD, Looking
-from .one_node import OneNode
+from .memory import Memory
 from .other_files import OtherFiles
 from .publishing import sweep
-from .removal import rmtree
 from .requests import Requests
-from .restoring import Restoring
+from .restoring import restore
+from .stage_directory import await_orphans, lock_shared, rmtree
 
 if TYPE_CHECKING:
     from .gathering import Gathering
@@ -48,23 +47,27 @@ class Stager:
 
     def __init__(self, channel: AgentChannel, launch: Launch) -> None:
         self._launch = launch
-        self._lock = stage_directory.hold(launch.own)
+        self._lock = lock_shared(launch.own)
         self.requests = requests = Requests(channel)
-        self.nodes = nodes = _nodes(launch, requests)
-        self.looking = looking = Looking(launch, requests, nodes)
-        self.others, self.deletion = OtherFiles(launch, nodes), Deletion(launch, nodes)
+        self.memory = memory = _memory(launch, requests)
+        self.looking = looking = Looking(launch, requests, memory)
+        self.others, self.deletion = OtherFiles(launch, memory), Deletion(launch, memory)
         self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
-        answer = self._answer_restores
-        self.draining = Draining(
-            launch, requests, nodes, looking, self.others, self.deletion, answer
+        answer = partial(self._answer, is_draining=True)
+        self.draining = draining = Draining(
+            launch, requests, memory, looking, self.others, self.deletion, answer
         )
-        rmtree(os.path.join(launch.own, HELD))
+        self._gathering: Gathering | None = None  # with several nodes
+        if launch.has_several_nodes:
+            from .gathering import Gathering  # it needs libraries
+
+            self._gathering = Gathering(launch, memory, looking, draining, self.others, requests)
         sweep({launch.own}, lambda _: "", os.path.basename(launch.own))
 
     def run(self) -> None:
         """Work until the agent is gone."""
-        stage_directory.await_orphans(self._launch.own, self._launch.storage)
-        if self.nodes.leads:
+        await_orphans(self._launch.own, self._launch.storage)
+        if self.memory.leads:
             with contextlib.suppress(OSError):  # storage is away: the first drain reports it
                 self.draining.sweep()
         requests = self.requests
@@ -72,90 +75,53 @@ class Stager:
             # Some may have come during a look.
             idle = 0.0 if requests.pending else max(0.0, self.looking.due - time.monotonic())
             requests.serve(idle)
-            self._answer_all()
+            self._answer()
             if requests.is_gone:
                 self._end()
                 return
             if time.monotonic() >= self.looking.due:
-                if self.nodes.leads:
+                if self.memory.leads:
                     self.work()
                 else:
                     self.looking.due = time.monotonic() + PERIOD
 
-    def _answer_all(self) -> None:
+    def _answer(self, *, is_draining: bool = False) -> None:
+        """Answer the pending requests. During a drain, only those to restore and to search, and
+        only with several nodes: a round waits for them.
+        """
         pending, send = self.requests.pending, self.requests.send
         while pending:
-            self._answer_restores()
-            match pending.popleft() if pending else None:
+            waits = isinstance(pending[0], messages.Flush) or not self._launch.has_several_nodes
+            if is_draining and waits:
+                return
+            match pending.popleft():
                 case messages.Restore() as request:
                     send(self.restore(request))
+                case messages.Search(id=number):
+                    send(self.search(number))
                 case messages.Flush(id=number):
                     send(self.flush(number))
 
-    def _answer_restores(self) -> None:
-        """With several nodes, answer requests to restore and to search, also during a drain: a
-        round waits for them.
-        """
-        pending, send = self.requests.pending, self.requests.send
-        while self._launch.has_several_nodes and pending:
-            match pending[0]:
-                case messages.Restore() as request:
-                    pending.popleft()
-                    send(self.restore(request))
-                case messages.Search(id=number):
-                    pending.popleft()
-                    send(self.search(number))
-                case _:
-                    return
-
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory."""
-        if self.nodes.leads and os.path.isdir(self._launch.stage):
+        if self.memory.leads and os.path.isdir(self._launch.stage):
             time.sleep(GRACE)
-            self.nodes.await_workers()
+            self.memory.await_workers()
             left = self.flush(0)
-            for path in left.missing if self.nodes.leads else ():  # else another stager copies it
+            for path in left.missing if self.memory.leads else ():  # else another stager copies it
                 say_now(f"{path} could not be written, and is lost: {left.why}")
         rmtree(self._launch.own)
 
     def restore(self, request: messages.Restore) -> messages.Reply:
         """Copy a checkpoint into the staging directory, with the small files of the script."""
-        if not self._launch.has_several_nodes:
-            return self._restore(request)[0]
-        return self._gathering().run(request, lambda: self._restore(request))
-
-    def _gathering(self) -> Gathering:
-        from .gathering import Gathering  # it needs libraries
-
-        return Gathering(
-            self._launch, self.nodes, self.looking, self.draining, self.others, self.requests
-        )
-
-    def _restore(
-        self, request: messages.Restore
-    ) -> tuple[messages.Restored | messages.Refused, Contents | None]:
-        """Copy a checkpoint from storage."""
-        if why := self._lack_of_links():
-            return messages.Refused(request.id, why), None
-        record, meanwhile = self._launch.record, self.requests.meanwhile
-        run = partial(self._launch.storage_thread.run, meanwhile=meanwhile)
-        restoring = Restoring(self._launch, self.requests.rounds)
-        is_first = not record.moved
-        reply = run(lambda: restoring.run(request, is_first=is_first))
-        if (restored := restoring.restored) is not None:
-            record.add(restored)
-            record.add_copied(restoring.beside)
-            # It is not the same if the script has saved a newer one meanwhile.
-            if run(restored.is_copied, self._launch.storage):
-                self.draining.note_drained(restored)
-        if isinstance(reply, messages.Restored) and not request.avoid:
-            self.others.restore(meanwhile)
-        return reply, restoring.restored
+        if self._gathering is not None:
+            return self._gathering.run(request)
+        return restore(self._launch, self.requests, self.draining, self.others, request)[0]
 
     def search(self, number: int) -> messages.Searched:
         """Find the newest complete checkpoint in memory, once all nodes answer."""
         try:
-            self.nodes.refresh_soon()
+            self.memory.refresh_soon()
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
             return messages.Searched(number, (), reason(e))
@@ -168,37 +134,25 @@ class Stager:
         path = self._launch.on_storage(os.path.relpath(found.path, self._launch.root))
         return found.replaced(path=path, identity=path + found.identity.removeprefix(found.path))
 
-    def _lack_of_links(self) -> str:
-        """Return why no hard links can be made, which `hold` needs; "" if they can."""
-        own = self._launch.own
-        path = os.path.join(own, stage_directory.LOCK)
-        try:
-            with contextlib.suppress(FileExistsError):  # by a stager that was killed
-                os.link(path, f"{path}.link")
-            os.unlink(f"{path}.link")
-        except OSError as e:
-            return f"no hard links can be made in {own}: {e.strerror}"
-        return ""
-
     def work(self) -> None:
         """Drain a checkpoint if there is a new one, and delete what is not needed any more."""
         draining = self.draining
         if (found := self.looking.look()) is None:
             return
         complete = draining.consider(found)
-        for each, contents in complete:
+        for contents in complete:
             if draining.is_waiting(contents):
                 break
             if not draining.is_on_storage(contents):
-                if not draining.drain(each, contents, found):
+                if not draining.drain(contents, found):
                     self.looking.due = 0.0
                     with contextlib.suppress(OSError, GivenUpError):  # the flush reports it
                         between = draining.between(None)
                         self._report(self.others.drain(found, between, draining.absent(found)))
                 break
         self._rotate()
-        self.deletion.make_room([c for _, c in complete], draining.is_on_storage)
-        self.nodes.share()
+        self.deletion.make_room(complete, draining.is_on_storage)
+        self.memory.share()
 
     def _report(self, failed: Sequence[tuple[str, str]]) -> None:
         """Report one of the files that could not be copied, unless the reason was reported."""
@@ -228,46 +182,46 @@ class Stager:
         """Copy what is left. Raises GivenUpError if the memory of all nodes cannot be looked at."""
         draining, on_storage = self.draining, self._launch.on_storage
         with contextlib.suppress(OSError):
-            draining.sweep_again()
+            draining.sweep()
         missing: list[str] = []
         first = newest = ""
         if not os.path.isdir(self._launch.stage):
             why = "somebody has deleted the staging directory"
             return messages.Flushed(number, (self._launch.storage,), why)
         try:
-            if self._launch.has_several_nodes:
-                missing, first = self._gathering().collect()
-            self.nodes.refresh_soon()
+            if self._gathering is not None:
+                missing, first = self._gathering.collect()
+            self.memory.refresh_soon()
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
             raise GivenUpError(reason(e)) from e
         every = list(self.looking.candidates(found))
-        complete = self.nodes.whole(every)
-        self.nodes.delete_rest(complete)
-        keys = {contents.key for _, contents in complete}
-        newer = takewhile(lambda key: key not in keys, (contents.key for _, contents in every))
+        complete = self.memory.whole(every)
+        self.memory.delete_rest(complete)
+        keys = {contents.key for contents in complete}
+        newer = takewhile(lambda key: key not in keys, (contents.key for contents in every))
         mixed = tuple(map(on_storage, newer))
         failed: list[tuple[str, str]] = []
         for batch in (complete[:1], complete[1:]):  # older ones are worth less than other files
-            for each, contents in batch:
+            for contents in batch:
                 if not draining.is_on_storage(contents) and (
-                    why := draining.drain(each, contents, found)
+                    why := draining.drain(contents, found)
                 ):
                     path = on_storage(contents.key)
                     missing.append(path)
                     first = first or why
-                    newest = path if contents is complete[0][1] else newest
+                    newest = path if contents is complete[0] else newest
             failed = self.others.flush(found, draining.between(None), draining.absent(found))
         self._rotate()
-        self.nodes.share()
+        self.memory.share()
         missing += (on_storage(name) for name, _ in failed)
         first = first or next((why for _, why in failed), "")
         return messages.Flushed(number, tuple(missing), first, newest, mixed)
 
 
-def _nodes(launch: Launch, requests: Requests) -> OneNode:
+def _memory(launch: Launch, requests: Requests) -> Memory:
     if not launch.has_several_nodes:
-        return OneNode(launch)
+        return Memory(launch)
     from .nodes import Nodes  # it needs libraries
 
     return Nodes(launch, requests)

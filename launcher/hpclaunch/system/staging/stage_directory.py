@@ -15,16 +15,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from .removal import rmtree
-
 BASE = "/dev/shm"  # noqa: S108 - each user has a private directory in it
-LOCK, AGENT = "lock", ".agent"
-VIEW = "view"  # see view.py
-UNNAMED = "checkpoints"  # the name for a storage directory without one, which is "/"
+LOCK, AGENT, VIEW, RECORD, HELD = "lock", ".agent", "view", "record", "held"
+KEPT, LENT, FETCHED, RESTORE = "kept", "lent", "fetched", "restore"
+BESIDE = {LOCK, AGENT, VIEW, RECORD, HELD, KEPT, LENT, FETCHED, RESTORE}  # what RANDOM has, too
+UNNAMED = "checkpoints"  # NAME, if the one on storage is among these, or storage is "/"
 
 
 class StageDirectory:
@@ -38,7 +38,7 @@ class StageDirectory:
             name = ""
             try:
                 os.mkdir(self._own, 0o700)
-                self._lock = hold(self._own)
+                self._lock = lock_shared(self._own)
                 break
             except (FileExistsError, FileNotFoundError):  # another launch has just removed it
                 continue
@@ -57,7 +57,7 @@ class StageDirectory:
             os.rmdir(self._home)
 
 
-def hold(own: str) -> int:
+def lock_shared(own: str) -> int:
     """Return a descriptor that holds the shared lock of a directory RANDOM. Raises
     FileNotFoundError if another launch has removed it.
     """
@@ -91,11 +91,18 @@ def of_launches(storage: str) -> Iterator[str]:
     yield the view of all nodes instead.
     """
     home = os.path.join(BASE, f"hpclaunch-stage-{os.geteuid()}")
+    for own, agent in _agents(home, storage):
+        if _is_locked(agent):
+            view = os.path.join(own, VIEW, _name(storage))
+            yield view if os.path.isdir(view) else os.path.join(own, _name(storage))
+
+
+def _agents(home: str, storage: str) -> Iterator[tuple[str, BinaryIO]]:
+    """Yield each directory RANDOM of a storage directory, and its file `.agent`."""
     for own in (os.path.join(home, name) for name in _names(home)):
         with contextlib.suppress(OSError), open(os.path.join(own, AGENT), "rb") as agent:
-            if agent.read() == os.fsencode(os.path.abspath(storage)) and _is_locked(agent):
-                view = os.path.join(own, VIEW, _name(storage))
-                yield view if os.path.isdir(view) else os.path.join(own, _name(storage))
+            if agent.read() == os.fsencode(os.path.abspath(storage)):
+                yield own, agent
 
 
 def _is_locked(file: BinaryIO) -> bool:
@@ -107,18 +114,17 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def _name(storage: str) -> str:
-    return os.path.basename(os.path.abspath(storage)) or UNNAMED
+    name = os.path.basename(os.path.abspath(storage))
+    return UNNAMED if name in {"", *BESIDE} else name
 
 
 def await_orphans(own: str, storage: str) -> None:
     """Wait until the stagers of dead agents have drained what they have for this storage directory.
     `own` is the caller's directory RANDOM.
     """
-    home, wanted = os.path.dirname(own), os.fsencode(storage)
-    for other in (os.path.join(home, name) for name in _names(home)):
-        with contextlib.suppress(OSError), open(os.path.join(other, AGENT), "rb") as agent:
-            if other != own and agent.read() == wanted:
-                fcntl.flock(agent, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if the agent lives
+    for other, agent in _agents(os.path.dirname(own), storage):
+        with contextlib.suppress(OSError):
+            if other != own and not _is_locked(agent):
                 lock = _open(other, LOCK)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 os.close(lock)
@@ -150,3 +156,17 @@ def _home(base: str) -> str:
     if not is_own or found.st_mode & 0o077:
         raise PermissionError(1, "it is not a private directory of this user", home)
     return home
+
+
+def rmtree(root: str) -> None:
+    """Remove a directory and all that is in it, as far as that is possible: a script may have made
+    some of its directories read-only.
+    """
+
+    def retry(remove: Callable[[str], None], path: str, _error: object) -> None:
+        if path != root and remove in (os.unlink, os.rmdir):
+            with contextlib.suppress(OSError):
+                os.chmod(os.path.dirname(path), 0o700)
+                remove(path)
+
+    shutil.rmtree(root, onerror=retry)

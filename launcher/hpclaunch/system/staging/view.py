@@ -21,8 +21,7 @@ from hpclaunch.core.staging.generations import Holding
 from .copying import GivenUpError
 from .fetching import END, Source, fetch_ends
 from .node import Inventory
-from .removal import rmtree
-from .stage_directory import VIEW
+from .stage_directory import VIEW, rmtree
 
 WHOLE = 2 * END  # bytes; a skeleton of up to this size has all of its file
 UNKNOWN = -1  # the inode of a file whose ends could not be fetched
@@ -35,7 +34,7 @@ class View:
         self._stage = stage
         beside = os.path.join(os.path.dirname(stage), VIEW)
         self.root = os.path.join(beside, os.path.basename(stage))
-        self._new = os.path.join(beside, "new")
+        self._new = f"{self.root}.new"
         self._shown: dict[str, StagedFile] = {}  # as their owners have them, by name
         rmtree(beside)  # left by another stager
         os.makedirs(self.root)
@@ -105,28 +104,27 @@ class View:
         skeleton without its ends. Return False if the own file has vanished.
         """
         path = os.path.join(self.root, file.name)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._new)
         if file.is_folder:
             os.makedirs(path, exist_ok=True)
             os.chmod(path, file.mode & 0o777 | 0o700)
             return True
-        if file.is_link:
-            os.symlink(file.target, self._new)
-        elif file.inode == UNKNOWN:
-            with open(self._new, "xb") as new:
-                new.truncate(file.size)
-        else:
-            try:
+        try:
+            if file.is_link:
+                os.symlink(file.target, self._new)
+            elif file.inode == UNKNOWN:
+                with open(self._new, "xb") as new:
+                    new.truncate(file.size)
+            else:
                 os.link(os.path.join(self._stage, file.name), self._new, follow_symlinks=False)
-            except FileNotFoundError:
-                return False
-            if os.path.lexists(path) and os.path.samestat(os.lstat(path), os.lstat(self._new)):
-                return True  # written in place; renaming one link to the other would do nothing
+            if file.is_link or file.inode == UNKNOWN:
+                os.utime(self._new, ns=(file.time, file.time), follow_symlinks=False)
             os.replace(self._new, path)
-            return True
-        os.utime(self._new, ns=(file.time, file.time), follow_symlinks=False)
-        os.replace(self._new, path)
+        except FileNotFoundError:
+            return False
+        finally:
+            # If the file was written in place, both were links to it, and the renaming did nothing.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._new)
         return True
 
     def _fetch(

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 from hpclaunch.core.staging.files import StagedFile
-from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import Contents
 from .copying import Between, at_once, copy, hold
@@ -17,20 +15,14 @@ from .launch import Launch
 from .publishing import draft_beside, place
 from .room import room
 
-Complete: TypeAlias = tuple[ExaminedCheckpoint, Contents]
 
-
-class OneNode:
+class Memory:
     """The memory, as the search sees it below `launch.root`."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.term = 0  # in which this stager leads
-
-    @property
-    def leads(self) -> bool:
-        """Return whether this stager drains checkpoints."""
-        return True
+        self.leads = True  # whether this stager drains checkpoints
+        self.term = 0  # in which it leads
 
     def refresh(self) -> None:
         """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError, also if a
@@ -43,7 +35,7 @@ class OneNode:
     def await_workers(self) -> None:
         """Wait until no worker of another node runs, or another stager leads."""
 
-    def care(self, complete: Sequence[Complete], incomplete: Iterable[Complete] = ()) -> None:
+    def replicate(self, complete: Sequence[Contents], incomplete: Iterable[Contents] = ()) -> None:
         """Give the orders that follow from a look that has found these `whole` checkpoints, and
         others that lack something.
         """
@@ -51,12 +43,12 @@ class OneNode:
     def drop_kept(self, host: str) -> None:
         """Drop what a host without room keeps of other nodes, until the next restore."""
 
-    def delete_rest(self, complete: Sequence[Complete]) -> None:
+    def delete_rest(self, complete: Sequence[Contents]) -> None:
         """Delete on all nodes what the script has deleted on one. `complete` are the `whole`
         checkpoints of the last look.
         """
 
-    def whole(self, complete: Iterable[Complete]) -> list[Complete]:
+    def whole(self, complete: Iterable[Contents]) -> list[Contents]:
         """Leave out checkpoints of which a file was lost with a node or is being written, and those
         that may have files of several saves.
         """

@@ -1,92 +1,92 @@
-"""The care for checkpoints while workers run."""
+"""The replication of checkpoints while workers run."""
 
 from __future__ import annotations
 
 from holdings import a_save, have, keep, nodes
 
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.core.staging.care import (
-    Care,
+from hpclaunch.core.staging.generations import LastRestore
+from hpclaunch.core.staging.replication import (
     Delete,
     Drop,
     DropFetched,
     Keep,
     KeepEnded,
-    View,
+    Replication,
+    Survey,
 )
-from hpclaunch.core.staging.generations import Settled
 
 FIRST, SECOND, THIRD = (a_save(time, 0, key=f"step-{time}") for time in (100, 200, 300))
 
 
-def care_of(*views: View) -> tuple[Care, list]:
-    """Return the care after these looks, and the effects of the last."""
-    care, effects = Care(leader=0), []
+def surveyed(*views: Survey) -> tuple[Replication, list]:
+    """Return the replication after these looks, and the effects of the last."""
+    core, effects = Replication(leader=0), []
     for view in views:
-        effects = care.handle(view)
-    return care, effects
+        effects = core.handle(view)
+    return core, effects
 
 
 def test_a_generation_is_kept_once_two_looks_have_shown_it() -> None:
-    view = View([FIRST], nodes(FIRST))
-    care, effects = care_of(view)
+    view = Survey([FIRST], nodes(FIRST))
+    core, effects = surveyed(view)
     assert effects == []
-    (effect,) = care.handle(view)
+    (effect,) = core.handle(view)
     assert isinstance(effect, Keep)
     assert (effect.node, effect.manifest) == (1, FIRST)
-    assert care.handle(view) == []  # it has not answered
-    care.handle(KeepEnded(1, is_done=False))
-    assert care.handle(view) == [effect]
+    assert core.handle(view) == []  # it has not answered
+    core.handle(KeepEnded(1, is_done=False))
+    assert core.handle(view) == [effect]
 
 
 def test_a_generation_that_was_begun_is_finished_first() -> None:
-    view = View([SECOND, FIRST], nodes(FIRST, SECOND))
-    care, _ = care_of(View([FIRST], nodes(FIRST)), View([FIRST], nodes(FIRST)), view)
-    care.handle(KeepEnded(1, is_done=True))
-    (effect,) = care.handle(view)
+    view = Survey([SECOND, FIRST], nodes(FIRST, SECOND))
+    core, _ = surveyed(Survey([FIRST], nodes(FIRST)), Survey([FIRST], nodes(FIRST)), view)
+    core.handle(KeepEnded(1, is_done=True))
+    (effect,) = core.handle(view)
     assert effect.manifest == FIRST
-    care.handle(KeepEnded(1, is_done=False))
-    (effect,) = care.handle(view)
+    core.handle(KeepEnded(1, is_done=False))
+    (effect,) = core.handle(view)
     assert effect.manifest == SECOND
 
 
 def test_the_safe_one_stays_until_the_next_is_safe() -> None:
     holdings = nodes(FIRST, SECOND)
     holdings[1] = keep(holdings[1], FIRST)
-    view = View([SECOND, FIRST], holdings)
-    care, effects = care_of(view, view)
+    view = Survey([SECOND, FIRST], holdings)
+    core, effects = surveyed(view, view)
     assert [type(e) for e in effects] == [Keep]
-    care.handle(KeepEnded(1, is_done=True))
+    core.handle(KeepEnded(1, is_done=True))
     holdings[1] = keep(holdings[1], SECOND)
-    assert care.handle(view) == [Drop(1, FIRST.generation)]
+    assert core.handle(view) == [Drop(1, FIRST.generation)]
 
 
 def test_a_node_makes_room_before_it_keeps_another() -> None:
     holdings = nodes(FIRST, SECOND, THIRD)
     holdings[1] = keep(keep(holdings[1], FIRST), SECOND)
-    view = View([THIRD, SECOND, FIRST], holdings)
-    care, effects = care_of(view, view)
+    view = Survey([THIRD, SECOND, FIRST], holdings)
+    core, effects = surveyed(view, view)
     assert effects == [Drop(1, FIRST.generation)]
     holdings[1] = replace(holdings[1], kept=holdings[1].kept[1:])
-    assert [type(e) for e in care.handle(view)] == [Keep]
+    assert [type(e) for e in core.handle(view)] == [Keep]
 
 
 def test_a_copy_that_cannot_be_finished_is_dropped() -> None:
     holdings = nodes(FIRST, THIRD)  # the script has deleted SECOND
     holdings[1] = keep(keep(holdings[1], FIRST), SECOND, "step-200/0")
-    view = View([THIRD, FIRST], holdings)
-    assert care_of(view, view)[1] == [Drop(1, SECOND.generation)]
+    view = Survey([THIRD, FIRST], holdings)
+    assert surveyed(view, view)[1] == [Drop(1, SECOND.generation)]
 
 
 def test_only_unused_copies_of_a_restore_are_dropped() -> None:
-    settled = Settled(1, frozenset(range(3)), FIRST.generation)
+    restore = LastRestore(1, frozenset(range(3)), FIRST.generation)
     by_node_1 = a_save(200, 1, key="step-200")
-    holdings = [have(h, FIRST, old=True) for h in nodes(by_node_1, settled=settled)]
+    holdings = [have(h, FIRST, old=True) for h in nodes(by_node_1, restore=restore)]
     holdings = [replace(h, fetched=h.old) for h in holdings]
     holdings[2] = keep(holdings[2], by_node_1)
-    view = View([by_node_1, FIRST], holdings)
+    view = Survey([by_node_1, FIRST], holdings)
     # Node 0 leads, and node 1 has saved.
-    assert care_of(view, view)[1] == [DropFetched(2, FIRST.essential)]
+    assert surveyed(view, view)[1] == [DropFetched(2, FIRST.essential)]
 
 
 # What the script deletes
@@ -95,21 +95,21 @@ def test_only_unused_copies_of_a_restore_are_dropped() -> None:
 def test_what_the_script_deletes_is_deleted_everywhere() -> None:
     save = a_save(100, 0, 1)
     holdings = nodes(save)
-    view = View([save], holdings)
-    care, _ = care_of(view, view)
+    view = Survey([save], holdings)
+    core, _ = surveyed(view, view)
     left = [replace(holdings[0], files={}), *holdings[1:]]
-    effects = [e for e in care.handle(View([], left)) if isinstance(e, Delete)]
+    effects = [e for e in core.handle(Survey([], left)) if isinstance(e, Delete)]
     assert effects == [Delete(save, {1: (save.files[1],)})]
     done = [replace(h, files={}) for h in holdings]
-    assert [e for e in care.handle(View([], done)) if isinstance(e, Delete)] == [Delete(save, {})]
-    assert care.handle(View([], done)) == []
+    assert [e for e in core.handle(Survey([], done)) if isinstance(e, Delete)] == [Delete(save, {})]
+    assert core.handle(Survey([], done)) == []
 
 
 def test_what_only_one_look_has_shown_may_be_deleted() -> None:
     save = a_save(100, 0, 1)
     holdings = nodes(save)
     left = [replace(holdings[0], files={}), *holdings[1:]]
-    effects = care_of(View([save], holdings), View([], left))[1]
+    effects = surveyed(Survey([save], holdings), Survey([], left))[1]
     assert effects == [Delete(save, {1: (save.files[1],)})]
 
 
@@ -118,23 +118,23 @@ def test_what_is_left_of_a_checkpoint_that_was_never_complete_is_deleted_too() -
     holdings = nodes(partial, SECOND)
     left = [nodes(SECOND)[0], *holdings[1:]]
     for found, expected in ([SECOND], [Delete(partial, {1: (partial.files[1],)})]), ([], []):
-        view, after = View(found, holdings, [partial]), View(found, left)
-        effects = care_of(view, after)[1]
+        view, after = Survey(found, holdings, [partial]), Survey(found, left)
+        effects = surveyed(view, after)[1]
         assert [e for e in effects if isinstance(e, Delete)] == expected
 
 
 def test_what_a_failed_restore_has_removed_is_not_deleted_by_the_script() -> None:
     holdings = nodes(FIRST)
-    care, _ = care_of(View([FIRST], holdings))
+    core, _ = surveyed(Survey([FIRST], holdings))
     removed = [replace(holdings[0], files={}), *holdings[1:]]
-    assert care.finish([FIRST], holdings) == []
-    assert care.finish([], removed) == []
+    assert core.finish([FIRST], holdings) == []
+    assert core.finish([], removed) == []
 
 
 def deletions(before: list, after: list) -> list:
-    view = View([FIRST], before)
-    care, _ = care_of(view, view)
-    return [e for e in care.handle(View([], after)) if isinstance(e, Delete)]
+    view = Survey([FIRST], before)
+    core, _ = surveyed(view, view)
+    return [e for e in core.handle(Survey([], after)) if isinstance(e, Delete)]
 
 
 def test_a_node_that_is_lost_has_deleted_nothing() -> None:
@@ -144,7 +144,7 @@ def test_a_node_that_is_lost_has_deleted_nothing() -> None:
 
 def test_a_node_that_returns_with_nothing_has_deleted_nothing() -> None:
     holdings = nodes(FIRST)
-    new = replace(holdings[0], files={}, settled=Settled())
+    new = replace(holdings[0], files={}, restore=LastRestore())
     assert deletions(holdings, [new, *holdings[1:]]) == []
 
 
@@ -155,12 +155,12 @@ def test_a_file_that_is_written_again_is_not_deleted() -> None:
 
 
 def test_copies_that_were_dropped_are_not_deleted_by_the_script() -> None:
-    settled = Settled(1, frozenset(range(3)), FIRST.generation)
-    holdings = [have(h, FIRST, old=True) for h in nodes(SECOND, settled=settled)]
+    restore = LastRestore(1, frozenset(range(3)), FIRST.generation)
+    holdings = [have(h, FIRST, old=True) for h in nodes(SECOND, restore=restore)]
     holdings[2] = replace(holdings[2], fetched=holdings[2].old)
     holdings[1] = keep(holdings[1], SECOND)
-    view = View([SECOND, FIRST], holdings)
-    care, effects = care_of(view, view)
+    view = Survey([SECOND, FIRST], holdings)
+    core, effects = surveyed(view, view)
     assert effects == [DropFetched(2, FIRST.essential)]
     holdings[2] = replace(holdings[2], files={}, old=frozenset(), fetched=frozenset())
-    assert care.handle(view) == []
+    assert core.handle(view) == []

@@ -1,6 +1,6 @@
-"""The orders that follow from the decisions of `core/staging/care.py`, for the stager that leads
-several nodes: each checkpoint is copied to other nodes while it is drained, and what is not needed
-any more is deleted.
+"""The orders that follow from the decisions of `core/staging/replication.py`, for the stager that
+leads several nodes: each checkpoint is copied to other nodes while it is drained, and what is not
+needed any more is deleted.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpclaunch.core.staging.care import Care, Delete, Drop, DropFetched, Keep, KeepEnded, View
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Manifest, manifest
-from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
+from hpclaunch.core.staging.replication import (
+    Delete,
+    Drop,
+    DropFetched,
+    Keep,
+    KeepEnded,
+    Replication,
+    Survey,
+)
 
 from . import orders
 from .contents import HERE, Contents, is_part, names_any, notes
@@ -33,12 +40,12 @@ class Loan(NamedTuple):
     size: int = 0  # bytes
 
 
-class Caring:
-    """The care of one stager."""
+class Replicating:
+    """The replication by one stager."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._care: Care | None = None
+        self._replication: Replication | None = None
         self._ended: list[KeepEnded] = []
         self._keeping: dict[int, Call[None]] = {}  # by the node that fetches
         self._loans: dict[int, Loan] = {}  # by lender
@@ -50,30 +57,29 @@ class Caring:
         for node, call in list(self._keeping.items()):
             if call.done() or node not in self._nodes:
                 del self._keeping[node]
-                has_ended = call.done() and not call.cancelled()
-                why = call.exception() if has_ended else None
+                why = call.exception() if call.done() else None
                 if isinstance(why, OSError) and not isinstance(why, FileNotFoundError):
                     self._again[node] = time.monotonic() + AGAIN
-                self._ended.append(KeepEnded(node, has_ended and why is None))
+                self._ended.append(KeepEnded(node, call.done() and why is None))
 
     def drop_all(self, node: int) -> None:
         """Have a node that has no room keep nothing until the next restore."""
-        self._full[node] = self._nodes.inventories[node].settled.number
+        self._full[node] = self._nodes.inventories[node].restore.number
         if node in self._keeping:
             self._keeping[node].cancel()
 
     def look(self, found: Sequence[Manifest], incomplete: Sequence[Manifest]) -> None:
         """Give the orders that follow from a look that has found these checkpoints."""
         nodes = self._nodes
-        if self._care is None:
+        if self._replication is None:
             self._delete_rest()
-            self._care = Care(nodes.index)
+            self._replication = Replication(nodes.index)
             # The last leader may have left loans. An empty loan makes its node release them.
             self._loans = dict.fromkeys(nodes.inventories, Loan())
         while self._ended:
-            self._care.handle(self._ended.pop())
+            self._replication.handle(self._ended.pop())
         # Drop first: it makes room.
-        effects = self._care.handle(View(found, nodes.holdings, incomplete))
+        effects = self._replication.handle(Survey(found, nodes.holdings, incomplete))
         drops = [(e.node, e.generation) for e in effects if type(e) is Drop]
         full = [n for n in self._full if self._is_full(n) and n not in self._keeping]
         drops += ((n, k.manifest.generation) for n in full for k in nodes.inventories[n].kept)
@@ -89,7 +95,7 @@ class Caring:
             match effect:
                 case Keep(node=node, manifest=kept, transfers=transfers):
                     if node in failed or effect not in keeps or node not in nodes:
-                        self._care.handle(KeepEnded(node, is_done=False))
+                        self._replication.handle(KeepEnded(node, is_done=False))
                     else:
                         order = orders.Fetch(transfers, kept.generation)
                         self._keeping[node] = nodes[node].ask(order)
@@ -130,15 +136,15 @@ class Caring:
 
     def _is_full(self, node: int) -> bool:
         found = self._nodes.inventories.get(node)
-        return found is not None and self._full.get(node) == found.settled.number
+        return found is not None and self._full.get(node) == found.restore.number
 
     def finish(self, found: Sequence[Manifest]) -> bool:
         """Delete what the script has deleted before this look, which has found these checkpoints.
         Return whether anything was left of it.
         """
-        if self._care is None:
+        if self._replication is None:
             return self._delete_rest()
-        effects = self._care.finish(found, self._nodes.holdings)
+        effects = self._replication.finish(found, self._nodes.holdings)
         deletions = [effect for effect in effects if isinstance(effect, Delete)]
         for effect in deletions:
             self._delete(effect)
@@ -174,11 +180,11 @@ class Caring:
         found = (e for e in self._nodes.inventories[node].entries if e.name in fetched)
         self._nodes.delete_at({node: [e for e in found if is_part(e.name, restored)]}, restored)
 
-    def manifest(self, found: ExaminedCheckpoint, contents: Contents) -> Manifest:
+    def manifest(self, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint, with the trackers and links that name it. Raises
         OSError and GivenUpError.
         """
-        root, candidate = self._nodes.launch.root, found.candidate
+        root, candidate = self._nodes.launch.root, contents.found.candidate
         is_root = contents.key == HERE
         items = [i for i in contents.items if not i.is_folder]
         items = [i for i in items if not is_root or i.name in contents.essential]

@@ -1,7 +1,7 @@
 """Decide, while workers run, which generation the buddies keep, which copies they drop, and which
 files to delete on all nodes because the script has deleted them on one.
 
-The stager that leads has one `Care`, and gives it each new look at the nodes.
+The stager that leads has one `Replication`, and gives it each new look at the nodes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ..protocol.values import field, value
 from .choice import choice, known_generations
 from .copies import Transfer, is_kept, is_safe, keeping
 from .files import StagedFile
-from .generations import Holding, Manifest, Settled
+from .generations import Holding, LastRestore, Manifest
 
 # Events
 
 
 @value()
-class View:
+class Survey:
     """A look at all living nodes, and the checkpoints there: the complete ones, the newest first,
     and the others.
     """
@@ -75,7 +75,7 @@ class Delete:
     left: dict[int, tuple[StagedFile, ...]]  # by node
 
 
-Event: TypeAlias = View | KeepEnded
+Event: TypeAlias = Survey | KeepEnded
 Effect: TypeAlias = Keep | Drop | DropFetched | Delete
 
 
@@ -83,11 +83,11 @@ Effect: TypeAlias = Keep | Drop | DropFetched | Delete
 class LastLook:
     """The files of complete checkpoints that one node had at the last look."""
 
-    settled: Settled
+    restore: LastRestore
     checkpoints: dict[str, tuple[Manifest, frozenset[str]]] = field(default_factory=dict)
 
 
-class Care:
+class Replication:
     def __init__(self, leader: int) -> None:
         """`leader` is the node of this stager."""
         self._leader = leader
@@ -177,7 +177,7 @@ class Care:
         effects: list[Effect] = []
         for h in holdings:
             names = h.fetched - {f.name for f in newest.files if h.has(f)}
-            if names and h.node not in users and newest.generation > h.settled.generation:
+            if names and h.node not in users and newest.generation > h.restore.generation:
                 self._dropped |= {(h.node, name) for name in names}
                 effects.append(DropFetched(h.node, names))
         return effects
@@ -217,8 +217,8 @@ class Care:
         decisive file at the last look, has no file of the checkpoint now, and no restore was
         completed in between. Files of a lost node do not count as deleted.
         """
-        last = self._last.get(holding.node, LastLook(holding.settled))
-        if last.settled != holding.settled:
+        last = self._last.get(holding.node, LastLook(holding.restore))
+        if last.restore != holding.restore:
             self._deleted = {}  # the restore may have brought them back
             self._dropped = {each for each in self._dropped if each[0] != holding.node}
             return {}
@@ -234,11 +234,11 @@ class Care:
         that are no longer complete, for example because another node was lost: the script may still
         delete them on this one.
         """
-        last = self._last.get(holding.node, LastLook(holding.settled))
+        last = self._last.get(holding.node, LastLook(holding.restore))
         seen = {}
         for manifest in (*(m for m, _ in last.checkpoints.values()), *found):
             if names := frozenset(f.name for f in manifest.files if holding.has(f)):
                 seen[manifest.generation] = manifest, names
-        if last.settled == holding.settled:  # else files may have been removed by the restore
+        if last.restore == holding.restore:  # else files may have been removed by the restore
             seen |= {g: c for g, c in last.checkpoints.items() if g in seen}
-        return LastLook(holding.settled, seen)
+        return LastLook(holding.restore, seen)
