@@ -50,6 +50,7 @@ REGRESSIONS = {
     49148: "of two nodes, the clock of one was hardly known, and the other was called a straggler",
     98151: "workers had ended well, but not for the ledger, since their fork server did just then",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",
+    10869: "a job ended since the stager of its head, a spare, was not there yet",
 }
 
 

@@ -150,6 +150,20 @@ def test_the_heads_node_gets_the_checkpoint_even_as_a_spare():
     assert Stagers(state).agents == (0, 1, 2)
 
 
+def test_a_head_that_is_a_spare_may_have_its_stager_replaced():
+    """A round waits only for the stagers of its own agents."""
+
+    def missing(**report):
+        spare = SimpleNamespace(host="n0", report=SimpleNamespace(stager=0, **report))
+        state = SimpleNamespace(
+            job=a_job("n0 n1", stages=True), me=0, next_participants=list, roster={0: spare}
+        )
+        return Stagers(state).missing
+
+    assert missing(stage_refused="") == ()
+    assert missing(stage_refused=FULL) == ("n0",)
+
+
 def test_a_node_that_takes_no_part_does_not_count():
     crew = a_crew(most=2)
     crew.feed(2, events.StagerFound(0, FULL))

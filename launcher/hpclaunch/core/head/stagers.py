@@ -61,6 +61,10 @@ class Stagers:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The hosts of those `agents` that have no stager."""
+        """The hosts of those `agents` that have no stager and will have none. The head's own, as a
+        spare, may also be starting.
+        """
         peers = (self._state.roster[agent] for agent in self.agents)
-        return hosts_of(p for p in peers if p.report is None or not p.report.stager)
+        return hosts_of(
+            p for p in peers if p.report is None or (p.report.stage_refused and not p.report.stager)
+        )
