@@ -1,13 +1,14 @@
-"""Signals for several processes at once."""
+"""Signals for several processes at once, and the variables of a process."""
 
 import os
+import resource
 import signal
 import subprocess
 
 import psutil
 import pytest
 
-from hpclaunch.worker.processes import signal_all, to_group
+from hpclaunch.worker.processes import signal_all, to_group, variable
 
 pytestmark = pytest.mark.starts
 
@@ -41,3 +42,18 @@ def test_a_young_worker_that_cannot_be_signalled_is_passed_over(monkeypatch, err
     monkeypatch.setattr(os, "kill", refuse)
     with subprocess.Popen(["true"]) as process:  # in this process's group
         to_group(process.pid, signal.SIGTERM)
+
+
+def test_the_last_variable_of_a_large_environment_is_found():
+    """With a large stack limit, arguments and environment may take up to 6 MiB."""
+    env = {f"V{number}": "x" * 100_000 for number in range(50)} | {"RANK": "7"}
+
+    def allow() -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_STACK)
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 26, most))
+
+    sleep = ["/bin/sleep", "600"]
+    with subprocess.Popen(sleep, env=env, preexec_fn=allow) as process:
+        found = variable(process.pid, "RANK")
+        process.kill()
+    assert found == "7"

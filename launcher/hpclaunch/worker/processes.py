@@ -24,8 +24,9 @@ MACHINE = os.uname().machine
 # Fields of /proc/PID/stat after the name. CPU_TIMES is in ticks, STARTED in ticks since the boot.
 STATE, PARENT, GROUP, SESSION, STARTED, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 19, 20, 36
 CPU_TIMES = slice(11, 13)
-# Bytes of a file of /proc: of most files, and of the arguments and the environment of a process
-SMALL, LARGE = 1 << 16, 1 << 21
+# Bytes of a file of /proc: of most files, and of the arguments and the environment of a process,
+# for which Linux allows 6 MiB together where the stack may be large
+SMALL, LARGE = 1 << 16, 6 << 20
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SPARED = (  # signals that Slurm or a terminal sends to every process; only the agent acts on them

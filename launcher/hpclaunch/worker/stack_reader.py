@@ -134,14 +134,14 @@ def workers_of(job: str | None) -> Iterator[FoundWorker]:
         if job is not None and variable(server, "SLURM_JOB_ID") != job:
             continue
         try:
-            slots = _slots(server)
-        except OSError:
+            launch, slots = _launch(server), _slots(server)
+        except (OSError, IndexError):
             continue  # it has just ended
         for slot in slots:
             worker = slot.number(layout.WORKER)
             found = stat(worker) if worker else []
             if found and int(found[PARENT]) == server:
-                yield FoundWorker(_launch(server), server, slot)
+                yield FoundWorker(launch, server, slot)
 
 
 def _is_own(pid: int) -> bool:

@@ -275,7 +275,7 @@ class TemplateProcess:
         return self.channel.fileno()
 
     def replies(self) -> list[Reply] | None:
-        """Wait for replies, and return them; None once it has ended."""
+        """Return the replies that are complete, after a wait for data; None once it has ended."""
         try:
             return [decode(REPLIES, raw) for raw in self.channel.receive()]
         except (EOFError, OSError):

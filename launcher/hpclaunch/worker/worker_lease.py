@@ -23,7 +23,7 @@ class WorkerLease:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._until = math.inf
-        self._ended = False  # its end was acted upon in this round
+        self._ended = False  # its end was acted upon in this round, or no worker is left to hold
         self.holds = False  # workers are held, or were not started yet, because it is over
 
     def keep(self, until: float) -> bool:
