@@ -159,6 +159,19 @@ def test_a_question_that_comes_during_a_restore_is_answered(resuming, staging, t
     assert chosen.number == 5
 
 
+def test_an_agent_whose_search_still_waits_reads_no_saves_of_another_leaders_round(
+    resuming, staging
+):
+    staging.is_late = True
+    resuming.choose(ChooseCheckpoint(number=4, agents=(0, 1), stages=True))
+    resuming.began(PART)
+    assert not resuming._watches
+    resuming.choose(ChooseCheckpoint(number=5, agents=(0, 1), stages=True))
+    staging.waits()
+    resuming.began(PART)
+    assert resuming._watches
+
+
 def test_the_newest_for_the_status_is_the_stagers(resuming, staging, recorded, tmp_path):
     path = tmp_path / "storage" / "step-2.pt"
     resuming.seek_newest()

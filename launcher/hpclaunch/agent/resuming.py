@@ -203,7 +203,7 @@ class Resuming(Adapter):
         if self._settings is None:
             self._suggest()
             return [events.CheckpointChosen("", number=effect.number)]
-        self._search_tries, self._avoid, self._chose = TRIES, dict(effect.avoid), True
+        self._search_tries, self._avoid = TRIES, dict(effect.avoid)
         self._question, self._ended_well = effect.number, effect.ended_well
         self._is_last = effect.is_last
         if self._staging is None:
@@ -242,6 +242,7 @@ class Resuming(Adapter):
 
     def _begin_search(self) -> list[events.Event]:
         self._search_tries -= 1
+        self._chose = True
         try:
             service = self._served()
         except OSError as e:

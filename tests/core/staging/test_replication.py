@@ -19,63 +19,63 @@ from hpclaunch.core.staging.replication import (
 FIRST, SECOND, THIRD = (a_save(time, 0, key=f"step-{time}") for time in (100, 200, 300))
 
 
-def surveyed(*views: Survey) -> tuple[Replication, list]:
+def surveyed(*surveys: Survey) -> tuple[Replication, list]:
     """Return the replication after these looks, and the effects of the last."""
     core, effects = Replication(leader=0), []
-    for view in views:
-        effects = core.handle(view)
+    for survey in surveys:
+        effects = core.handle(survey)
     return core, effects
 
 
 def test_a_generation_is_kept_once_two_looks_have_shown_it() -> None:
-    view = Survey([FIRST], nodes(FIRST))
-    core, effects = surveyed(view)
+    survey = Survey([FIRST], nodes(FIRST))
+    core, effects = surveyed(survey)
     assert effects == []
-    (effect,) = core.handle(view)
+    (effect,) = core.handle(survey)
     assert isinstance(effect, Keep)
     assert (effect.node, effect.manifest) == (1, FIRST)
-    assert core.handle(view) == []  # it has not answered
+    assert core.handle(survey) == []  # it has not answered
     core.handle(KeepEnded(1, is_done=False))
-    assert core.handle(view) == [effect]
+    assert core.handle(survey) == [effect]
 
 
 def test_a_generation_that_was_begun_is_finished_first() -> None:
-    view = Survey([SECOND, FIRST], nodes(FIRST, SECOND))
-    core, _ = surveyed(Survey([FIRST], nodes(FIRST)), Survey([FIRST], nodes(FIRST)), view)
+    survey = Survey([SECOND, FIRST], nodes(FIRST, SECOND))
+    core, _ = surveyed(Survey([FIRST], nodes(FIRST)), Survey([FIRST], nodes(FIRST)), survey)
     core.handle(KeepEnded(1, is_done=True))
-    (effect,) = core.handle(view)
+    (effect,) = core.handle(survey)
     assert effect.manifest == FIRST
     core.handle(KeepEnded(1, is_done=False))
-    (effect,) = core.handle(view)
+    (effect,) = core.handle(survey)
     assert effect.manifest == SECOND
 
 
 def test_the_safe_one_stays_until_the_next_is_safe() -> None:
     holdings = nodes(FIRST, SECOND)
     holdings[1] = keep(holdings[1], FIRST)
-    view = Survey([SECOND, FIRST], holdings)
-    core, effects = surveyed(view, view)
+    survey = Survey([SECOND, FIRST], holdings)
+    core, effects = surveyed(survey, survey)
     assert [type(e) for e in effects] == [Keep]
     core.handle(KeepEnded(1, is_done=True))
     holdings[1] = keep(holdings[1], SECOND)
-    assert core.handle(view) == [Drop(1, FIRST.generation)]
+    assert core.handle(survey) == [Drop(1, FIRST.generation)]
 
 
 def test_a_node_makes_room_before_it_keeps_another() -> None:
     holdings = nodes(FIRST, SECOND, THIRD)
     holdings[1] = keep(keep(holdings[1], FIRST), SECOND)
-    view = Survey([THIRD, SECOND, FIRST], holdings)
-    core, effects = surveyed(view, view)
+    survey = Survey([THIRD, SECOND, FIRST], holdings)
+    core, effects = surveyed(survey, survey)
     assert effects == [Drop(1, FIRST.generation)]
     holdings[1] = replace(holdings[1], kept=holdings[1].kept[1:])
-    assert [type(e) for e in core.handle(view)] == [Keep]
+    assert [type(e) for e in core.handle(survey)] == [Keep]
 
 
 def test_a_copy_that_cannot_be_finished_is_dropped() -> None:
     holdings = nodes(FIRST, THIRD)  # the script has deleted SECOND
     holdings[1] = keep(keep(holdings[1], FIRST), SECOND, "step-200/0")
-    view = Survey([THIRD, FIRST], holdings)
-    assert surveyed(view, view)[1] == [Drop(1, SECOND.generation)]
+    survey = Survey([THIRD, FIRST], holdings)
+    assert surveyed(survey, survey)[1] == [Drop(1, SECOND.generation)]
 
 
 def test_only_unused_copies_of_a_restore_are_dropped() -> None:
@@ -84,9 +84,9 @@ def test_only_unused_copies_of_a_restore_are_dropped() -> None:
     holdings = [have(h, FIRST, old=True) for h in nodes(by_node_1, restore=restore)]
     holdings = [replace(h, fetched=h.old) for h in holdings]
     holdings[2] = keep(holdings[2], by_node_1)
-    view = Survey([by_node_1, FIRST], holdings)
+    survey = Survey([by_node_1, FIRST], holdings)
     # Node 0 leads, and node 1 has saved.
-    assert surveyed(view, view)[1] == [DropFetched(2, FIRST.essential)]
+    assert surveyed(survey, survey)[1] == [DropFetched(2, FIRST.essential)]
 
 
 # What the script deletes
@@ -95,8 +95,8 @@ def test_only_unused_copies_of_a_restore_are_dropped() -> None:
 def test_what_the_script_deletes_is_deleted_everywhere() -> None:
     save = a_save(100, 0, 1)
     holdings = nodes(save)
-    view = Survey([save], holdings)
-    core, _ = surveyed(view, view)
+    survey = Survey([save], holdings)
+    core, _ = surveyed(survey, survey)
     left = [replace(holdings[0], files={}), *holdings[1:]]
     effects = [e for e in core.handle(Survey([], left)) if isinstance(e, Delete)]
     assert effects == [Delete(save, {1: (save.files[1],)})]
@@ -118,8 +118,8 @@ def test_what_is_left_of_a_checkpoint_that_was_never_complete_is_deleted_too() -
     holdings = nodes(partial, SECOND)
     left = [nodes(SECOND)[0], *holdings[1:]]
     for found, expected in ([SECOND], [Delete(partial, {1: (partial.files[1],)})]), ([], []):
-        view, after = Survey(found, holdings, [partial]), Survey(found, left)
-        effects = surveyed(view, after)[1]
+        survey, after = Survey(found, holdings, [partial]), Survey(found, left)
+        effects = surveyed(survey, after)[1]
         assert [e for e in effects if isinstance(e, Delete)] == expected
 
 
@@ -132,8 +132,8 @@ def test_what_a_failed_restore_has_removed_is_not_deleted_by_the_script() -> Non
 
 
 def deletions(before: list, after: list) -> list:
-    view = Survey([FIRST], before)
-    core, _ = surveyed(view, view)
+    survey = Survey([FIRST], before)
+    core, _ = surveyed(survey, survey)
     return [e for e in core.handle(Survey([], after)) if isinstance(e, Delete)]
 
 
@@ -159,8 +159,8 @@ def test_copies_that_were_dropped_are_not_deleted_by_the_script() -> None:
     holdings = [have(h, FIRST, old=True) for h in nodes(SECOND, restore=restore)]
     holdings[2] = replace(holdings[2], fetched=holdings[2].old)
     holdings[1] = keep(holdings[1], SECOND)
-    view = Survey([SECOND, FIRST], holdings)
-    core, effects = surveyed(view, view)
+    survey = Survey([SECOND, FIRST], holdings)
+    core, effects = surveyed(survey, survey)
     assert effects == [DropFetched(2, FIRST.essential)]
     holdings[2] = replace(holdings[2], files={}, old=frozenset(), fetched=frozenset())
-    assert core.handle(view) == []
+    assert core.handle(survey) == []

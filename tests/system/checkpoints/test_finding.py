@@ -16,11 +16,13 @@ from hpclaunch.system.checkpoints.candidates import Facts, step_of
 from hpclaunch.system.checkpoints.confinement import UnansweredError
 from hpclaunch.system.checkpoints.formats import deepspeed
 from hpclaunch.system.checkpoints.listing import Folder
-from hpclaunch.system.checkpoints.reading import Memory
+from hpclaunch.system.checkpoints.reading import ResultCache
 
 
 def rules(where: Path, **facts) -> dict[str, str]:
-    return {f.candidate.name: f.rule for f in finding.examine(str(where), Facts(**facts), Memory())}
+    return {
+        f.candidate.name: f.rule for f in finding.examine(str(where), Facts(**facts), ResultCache())
+    }
 
 
 def test_by_step_where_the_name_contains_it(tmp_path):

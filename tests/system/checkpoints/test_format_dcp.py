@@ -22,7 +22,7 @@ from hpclaunch.system.checkpoints import pickles
 from hpclaunch.system.checkpoints.finding import search
 from hpclaunch.system.checkpoints.formats.dcp import shards
 from hpclaunch.system.checkpoints.listing import Folder
-from hpclaunch.system.checkpoints.reading import Memory
+from hpclaunch.system.checkpoints.reading import ResultCache
 
 
 def dcp_save(directory: Path, at: int, **options) -> Path:
@@ -58,14 +58,14 @@ def test_all_that_dcp_says_of_its_shards_is_read_without_unpickling(tmp_path):
 def test_shards_are_looked_at_again_once_the_metadata_say_something_else(tmp_path):
     """The same file of metadata may be written again beside shards that stay as they are."""
     directory = dcp_save(tmp_path / "epoch-1", at=100)
-    memory = Memory()
-    assert [found.lacks for found in search(str(tmp_path), memory=memory)] == [None]
+    cache = ResultCache()
+    assert [found.lacks for found in search(str(tmp_path), cache=cache)] == [None]
     path = directory / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     last = max(metadata.storage_data.values(), key=lambda piece: piece.offset)
     last.length += 1
     path.write_bytes(pickle.dumps(metadata))
-    (found,) = search(str(tmp_path), memory=memory)
+    (found,) = search(str(tmp_path), cache=cache)
     assert found.lacks is not None
     assert found.lacks.startswith(f"{last.relative_path}: cut short")
 

@@ -33,7 +33,7 @@ from hpclaunch.system.checkpoints.formats.dcp import Dcp
 from hpclaunch.system.checkpoints.formats.lightning import Lightning
 from hpclaunch.system.checkpoints.formats.torch_save import TorchSave
 from hpclaunch.system.checkpoints.listing import Folder, entry_at
-from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory, structure
+from hpclaunch.system.checkpoints.reading import CheckpointReading, ResultCache, structure
 
 pytestmark = pytest.mark.starts  # pickles are read in a child, with its limits
 
@@ -259,7 +259,7 @@ def test_more_spans_than_there_is_time_for(tmp_path):
     sparse(tmp_path / "__0_0.distcp", begin=b"x")
     entry = entry_at(str(tmp_path / "__0_0.distcp"))
     part = Part(entry, FileKind.PIECES, entry.name, ((0, HUGE),) * 200_000)
-    outcome = CheckpointReading([part], Memory(), until=time.monotonic() + 0.1).run()
+    outcome = CheckpointReading([part], ResultCache(), until=time.monotonic() + 0.1).run()
     assert not outcome.is_complete
 
 
@@ -345,7 +345,7 @@ def test_a_pipe_in_place_of_a_file_that_was_listed(tmp_path):
     assert TorchSave().recognise(Location(files["step-5.pt"], folder)).bare is None
     assert Lightning().recognise(Location(files["5.ckpt"], folder)) is None
     part = Part(files["step-5.pt"], FileKind.TORCH, "step-5.pt")
-    assert structure([part], Memory()) == "step-5.pt: unreadable (it is not a regular file)"
+    assert structure([part], ResultCache()) == "step-5.pt: unreadable (it is not a regular file)"
 
 
 def _with_folder(path: Path, folder: Folder) -> Location:
@@ -472,5 +472,5 @@ def test_any_directory(files, complete):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         for where in (directory, f"{directory}/**"):
-            for found in finding.examine(where, Facts(complete=complete), Memory()):
+            for found in finding.examine(where, Facts(complete=complete), ResultCache()):
                 assert found.lacks is None or 0 < len(found.lacks) <= finding.LONGEST

@@ -23,7 +23,7 @@ from hpclaunch.system.checkpoints import finding
 from hpclaunch.system.checkpoints import service as service_module
 from hpclaunch.system.checkpoints.client import CheckpointServiceClient
 from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Search, Searched, Watch
-from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
+from hpclaunch.system.checkpoints.reading import CheckpointReading, ResultCache
 from hpclaunch.system.checkpoints.service import CheckpointService
 from hpclaunch.worker.processes import descendants
 
@@ -327,8 +327,8 @@ def test_a_request_after_a_look_that_hangs_has_a_deadline(looking, monkeypatch):
     assert service.deadline < math.inf
 
 
-class CountingMemory(Memory):
-    """A memory that counts the files that are examined."""
+class CountingCache(ResultCache):
+    """A cache that counts the files that are examined."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,14 +342,14 @@ class CountingMemory(Memory):
 def test_nothing_is_looked_at_twice(tmp_path):
     save(tmp_path / "epoch-1.pt", at=100)
     server = CheckpointService(str(tmp_path), (), "", "full")
-    server.memory = CountingMemory()
+    server.cache = CountingCache()
     (found,) = server.search([])
     assert server.read(found)[0] == ""
-    assert server.memory.built == 1
+    assert server.cache.built == 1
     (found,) = server.search([])
-    assert server.memory.built == 1
+    assert server.cache.built == 1
     seen = []
-    reading = CheckpointReading(found.parts, server.memory)
+    reading = CheckpointReading(found.parts, server.cache)
     reading._verify = lambda part, batch: seen.append(part) or True
     outcome = reading.run()
     assert not seen
@@ -368,7 +368,7 @@ def test_what_is_saved_again_is_looked_at_again(tmp_path):
 
 def spans_read(server: CheckpointService) -> set[int]:
     """Return where the spans begin that were read of a checkpoint of one file."""
-    return {begin for spans in server.memory._read.values() for begin in spans}
+    return {begin for spans in server.cache._read.values() for begin in spans}
 
 
 def test_reading_stops_for_a_request_and_continues_from_there(tmp_path, monkeypatch):
@@ -486,7 +486,7 @@ def test_who_has_no_time_opens_nothing(tmp_path, monkeypatch):
     server = CheckpointService(str(tmp_path), (), "", "auto")
     (found,) = server.search([])
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.spans_of", None)
-    outcome = CheckpointReading(found.parts * 8, server.memory, until=0.0).run()
+    outcome = CheckpointReading(found.parts * 8, server.cache, until=0.0).run()
     assert not outcome.is_complete
 
 
@@ -498,7 +498,7 @@ def test_of_many_files_each_node_opens_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "hpclaunch.system.checkpoints.reading.spans_of", lambda part: opened.append(part) or []
     )
-    CheckpointReading(found.parts * 12, server.memory, share=(1, 3)).run()
+    CheckpointReading(found.parts * 12, server.cache, share=(1, 3)).run()
     assert len(opened) == 4
 
 

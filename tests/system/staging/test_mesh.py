@@ -31,7 +31,16 @@ from hpclaunch.system.staging.mesh import Mesh
 from hpclaunch.system.staging.mesh_messages import LIMIT, Read, Request, packed
 from hpclaunch.system.staging.messages import PeerPlace
 from hpclaunch.system.staging.node import StageNode
-from hpclaunch.system.staging.orders import Copy, Delete, Drop, EndRestore, Fetch, Keep, Lend, Look
+from hpclaunch.system.staging.orders import (
+    Copy,
+    Delete,
+    Drop,
+    Fetch,
+    Keep,
+    Lend,
+    Look,
+    RecordRestore,
+)
 from hpclaunch.system.staging.publishing import DRAFT, draft
 
 KEY = b"k" * 32
@@ -132,7 +141,7 @@ def test_an_inventory_is_the_same_on_the_leader(leader, follower, start, tmp_pat
     kept = manifest("step", found, found[0].name, frozenset({found[0].name}), ("step",))
     peer.ask(Keep(kept)).result(LONG)
     peer.ask(Lend(tuple(files(node.inventory())))).result(LONG)
-    peer.ask(EndRestore(LastRestore(2, frozenset({0, 1}), "some"))).result(LONG)
+    peer.ask(RecordRestore(LastRestore(2, frozenset({0, 1}), "some"))).result(LONG)
     assert peer.ask(Look()).result(LONG)._replace(free=None) == node.inventory()._replace(free=None)
     assert peer.ask(Look()).result(LONG).kept[0].manifest == kept
     peer.ask(Drop(kept.generation)).result(LONG)
@@ -493,7 +502,7 @@ REQUESTS = [
         Fetch((Transfer(0, entry, 1, "some"),), "some"),
         Keep(manifest("key", [file], "name", frozenset({"name"}))),
         Delete((entry,)),
-        EndRestore(LastRestore(1, frozenset({2}), "some")),
+        RecordRestore(LastRestore(1, frozenset({2}), "some")),
     )
 ]
 

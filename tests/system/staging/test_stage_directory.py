@@ -1,5 +1,7 @@
 """The staging directory: private, held by a lock, and swept once nobody holds it."""
 
+import errno
+import fcntl
 import os
 import threading
 
@@ -67,6 +69,18 @@ def test_the_one_of_a_launch_that_runs(base, monkeypatch):
     assert not list(of_launches("/scratch/u"))
     kill_agent(made)
     assert not list(of_launches("/scratch/u/ckpt"))
+
+
+def test_where_locks_fail_no_launch_is_shown(base, monkeypatch):
+    monkeypatch.setattr("hpclaunch.system.staging.stage_directory.BASE", base)
+    made = StageDirectory(base, "/scratch/u/ckpt")
+
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert not list(of_launches("/scratch/u/ckpt"))
+    made.remove()
 
 
 def test_one_without_a_lock_is_swept(base):

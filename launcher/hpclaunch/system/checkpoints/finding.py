@@ -29,7 +29,7 @@ from .candidates import (
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
 from .listing import DEEPEST, MOST_FOLDERS, Entry, Folder, entry_at, is_kind
 from .patterns import split
-from .reading import Memory, structure
+from .reading import ResultCache, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
 NOTHING: Mapping[int, str] = {}
@@ -58,7 +58,7 @@ class ExaminedCheckpoint(NamedTuple):
 def search(
     where: str,
     facts: Facts = NOTHING_KNOWN,
-    memory: Memory | None = None,
+    cache: ResultCache | None = None,
     *,
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
@@ -68,7 +68,7 @@ def search(
     be read; one that does not exist yet counts as empty.
     """
     found: list[ExaminedCheckpoint] = []
-    for each in examine(where, facts, memory or Memory(), opens=opens, avoid=avoid):
+    for each in examine(where, facts, cache or ResultCache(), opens=opens, avoid=avoid):
         found.append(each)
         if each.lacks is None:
             break
@@ -78,7 +78,7 @@ def search(
 def examine(
     where: str,
     facts: Facts,
-    memory: Memory,
+    cache: ResultCache,
     *,
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
@@ -100,25 +100,25 @@ def examine(
             yield ExaminedCheckpoint(candidate, rule, quiet, True, (), candidate.decides.size)
         elif why := avoid.get(checksum(candidate.mark)):
             yield ExaminedCheckpoint(candidate, rule, why, False, (), candidate.decides.size)
-        elif found := _judged(candidate, rule, memory, opens=opens):
+        elif found := _judged(candidate, rule, cache, opens=opens):
             yield found
 
 
 def look_at(
-    where: str, path: str, facts: Facts, memory: Memory, *, opens: bool = True
+    where: str, path: str, facts: Facts, cache: ResultCache, *, opens: bool = True
 ) -> ExaminedCheckpoint | None:
     """Return the candidate at `path`, however old; None if there is none. Raises OSError."""
     found = next((each for each in candidates(where, facts) if each.path == path), None)
-    return None if found is None else _judged(found, "", memory, opens=opens)
+    return None if found is None else _judged(found, "", cache, opens=opens)
 
 
 def _judged(
-    candidate: CheckpointCandidate, rule: str, memory: Memory, *, opens: bool
+    candidate: CheckpointCandidate, rule: str, cache: ResultCache, *, opens: bool
 ) -> ExaminedCheckpoint | None:
     """Return the candidate and what it lacks; None if it was deleted meanwhile."""
     try:
         parts = tuple(candidate.format.parts(candidate))
-        lacks = memory.damage.get(candidate.mark) or (structure(parts, memory) if opens else "")
+        lacks = cache.damage.get(candidate.mark) or (structure(parts, cache) if opens else "")
     except (IncompleteError, DamagedError) as e:
         parts, lacks = (), str(e)
     except OSError as e:

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     is_complete: bool  # there was time to read everything, and nothing is wrong
 
 
-class Memory:
+class ResultCache:
     """The results so far: what is whole, and what is damaged. Safe for several threads."""
 
     def __init__(self) -> None:
@@ -69,14 +69,14 @@ class Memory:
             self._read.clear()
 
 
-def structure(parts: Iterable[Part], memory: Memory) -> str:
+def structure(parts: Iterable[Part], cache: ResultCache) -> str:
     """Return what is wrong with the first part that is not whole, as "label: what", or ""."""
-    todo = [part for part in parts if not memory.is_built(part)]
-    found = of_each(lambda part: _structure(part, memory), todo, 4 * SLOW)
+    todo = [part for part in parts if not cache.is_built(part)]
+    found = of_each(lambda part: _structure(part, cache), todo, 4 * SLOW)
     return next(filter(None, found), "")
 
 
-def _structure(part: Part, memory: Memory) -> str:
+def _structure(part: Part, cache: ResultCache) -> str:
     entry = part.entry
     if part.kind == FileKind.PIECES:
         end = max((start + length for start, length in part.pieces), default=0)
@@ -91,7 +91,7 @@ def _structure(part: Part, memory: Memory) -> str:
         except OSError as e:
             wrong = f"unreadable ({e.strerror or e})"
     if not wrong:
-        memory.build(part)
+        cache.build(part)
     return wrong and part.says(wrong)
 
 
@@ -143,14 +143,14 @@ class CheckpointReading:
     def __init__(
         self,
         parts: Iterable[Part],
-        memory: Memory,
+        cache: ResultCache,
         *,
         until: float = float("inf"),  # on the monotonic clock
         is_asked: Callable[[], bool] = lambda: False,  # a request has arrived, so reading ends
         share: tuple[int, int] = ALL,
     ) -> None:
         self._parts = list(parts)
-        self._memory = memory
+        self._cache = cache
         self._until = until
         self._is_asked = is_asked
         self._share = share
@@ -197,7 +197,7 @@ class CheckpointReading:
                 return
 
     def _take(self, part: Part, batch: list[Span]) -> None:
-        done = self._memory.spans_read(part)
+        done = self._cache.spans_read(part)
         try:
             if batch[0].start in done or self._verify(part, batch):
                 done.add(batch[0].start)

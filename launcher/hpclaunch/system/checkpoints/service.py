@@ -22,7 +22,7 @@ from hpclaunch.worker.messages import decode, never
 from . import AHEAD, ALL, READS, messages
 from .candidates import SECOND, Facts, RoundPeriod
 from .finding import NOTHING, ExaminedCheckpoint, examine, look_at, others, roots, search
-from .reading import CheckpointReading, Memory, Outcome
+from .reading import CheckpointReading, Outcome, ResultCache
 from .suggestions import newest, patterns
 
 PERIOD = 10.0  # least seconds between two periodic searches
@@ -42,7 +42,7 @@ class CheckpointService:
         self.where = where
         self.exclude, self.complete, self.verify = exclude, complete, verify
         self.opens = verify != "off"
-        self.memory = Memory()
+        self.cache = ResultCache()
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
         self._whole: set[str] = set()  # marks of checkpoints whose every byte was read
         self._rounds: messages.RoundTimes = ()
@@ -56,11 +56,11 @@ class CheckpointService:
         """Return what `finding.search` finds, and remember the arguments. Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
         facts = self.facts(rounds)
-        return search(self.where, facts, self.memory, opens=self.opens, avoid=avoid)
+        return search(self.where, facts, self.cache, opens=self.opens, avoid=avoid)
 
     def examine(self, rounds: messages.RoundTimes = ()) -> Iterator[ExaminedCheckpoint]:
         """Yield what `finding.examine` yields. Raises OSError."""
-        return examine(self.where, self.facts(rounds), self.memory, opens=self.opens)
+        return examine(self.where, self.facts(rounds), self.cache, opens=self.opens)
 
     def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
         """Start or stop the periodic searches."""
@@ -82,13 +82,13 @@ class CheckpointService:
         """Return the fields `missing` and `damage` of the answer."""
         path, facts, (k, n) = asked.path, self.facts(asked.rounds), asked.share
         try:
-            found = look_at(self.where, path, facts, self.memory, opens=self.opens)
+            found = look_at(self.where, path, facts, self.cache, opens=self.opens)
         except OSError as e:
             return e.strerror or str(e), ""
         if found is None:
             there = os.path.lexists(path)
             return "it is no checkpoint" if there else "there is no such file", ""
-        if damage := self.memory.damage.get(found.candidate.mark):
+        if damage := self.cache.damage.get(found.candidate.mark):
             return "", damage
         if found.lacks is not None:
             return found.lacks, ""
@@ -113,13 +113,13 @@ class CheckpointService:
         limit = float("inf") if self.verify == "full" else max(0.0, AHEAD - spent)
         began = time.monotonic()
         outcome = CheckpointReading(
-            found.parts, self.memory, until=began + limit, is_asked=is_asked, share=share
+            found.parts, self.cache, until=began + limit, is_asked=is_asked, share=share
         ).run()
         if outcome.wrong and not outcome.is_lasting:
             return outcome  # not counted: the next reading has as much time
         self._spent[mark] = spent + time.monotonic() - began
         if outcome.wrong:
-            self.memory.damage[mark] = outcome.wrong
+            self.cache.damage[mark] = outcome.wrong
         elif share == ALL and outcome.is_complete:
             self._whole.add(mark)
         return outcome

@@ -77,7 +77,7 @@ class Draining:
 
         def decisive(path: str) -> str:
             where = os.path.dirname(path)
-            found = look_at(where, path, self._launch.there.facts(()), self._launch.there.memory)
+            found = look_at(where, path, self._launch.there.facts(()), self._launch.there.cache)
             if found is None or found.lacks is not None:
                 return ""
             return os.path.relpath(found.candidate.decides.path, path)

@@ -23,7 +23,7 @@ from .looking import Looking
 from .memory import Memory
 from .messages import Refused, Restore, Restored
 from .nodes import PATIENCE, Nodes
-from .orders import EndRestore
+from .orders import RecordRestore
 from .other_files import OtherFiles
 from .requests import Requests
 from .restoring import restore
@@ -196,7 +196,7 @@ class Gathering:
         if chosen is not None:
             nodes.restored |= set(chosen.moved) - {HERE}
             self._launch.record.forget_deleted({chosen.key})
-        order = EndRestore(LastRestore(number, frozenset(request.nodes), generation))
+        order = RecordRestore(LastRestore(number, frozenset(request.nodes), generation))
         failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():
             if node in nodes:

@@ -109,7 +109,7 @@ class Looking:
         """Raise GivenUpError unless the checkpoint is still complete, and the same."""
         seen, path = self._launch.seen, contents.found.candidate.path
         facts = seen.facts(self._requests.rounds)
-        again = look_at(seen.where, path, facts, seen.memory, opens=seen.opens)
+        again = look_at(seen.where, path, facts, seen.cache, opens=seen.opens)
         if again is None or (again.lacks is not None and not self.has_ended):
             raise GivenUpError("it is being written again")
         if contents_of(self._launch.root, again).identity != contents.identity:

@@ -76,7 +76,7 @@ class Delete:
 
 
 @variant(frozen=True)
-class EndRestore:
+class RecordRestore:
     """Record that a restore is complete."""
 
     restore: LastRestore
@@ -89,7 +89,7 @@ class Note:
     record: str
 
 
-Order: TypeAlias = Look | Copy | Fetch | Keep | Lend | Drop | Delete | EndRestore | Note
+Order: TypeAlias = Look | Copy | Fetch | Keep | Lend | Drop | Delete | RecordRestore | Note
 
 
 def perform(
@@ -114,7 +114,7 @@ def perform(
             node.drop(generation)
         case Delete(entries=entries):
             node.delete(entries)
-        case EndRestore(restore=restore):
+        case RecordRestore(restore=restore):
             node.record_restore(restore)
         case Note(record=record):
             node.note(record)

@@ -196,7 +196,7 @@ class OtherFiles:
                 self._launch.seen.where,
                 candidate.path,
                 self._launch.seen.facts(()),
-                self._launch.seen.memory,
+                self._launch.seen.cache,
             )
             lacks = again.lacks if again else None
         entry = candidate.place.entry

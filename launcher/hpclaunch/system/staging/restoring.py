@@ -112,7 +112,7 @@ class _Restoring:
         """Return the checkpoint in the staging directory that has this path on storage."""
         here = self._here
         staged = os.path.normpath(os.path.join(self._stage, os.path.relpath(path, self._storage)))
-        return look_at(here.where, staged, here.facts(self._rounds), here.memory, opens=here.opens)
+        return look_at(here.where, staged, here.facts(self._rounds), here.cache, opens=here.opens)
 
     def _is_here(self, found: ExaminedCheckpoint) -> bool:
         """Return whether the staging directory has a complete checkpoint of this name: copied by a

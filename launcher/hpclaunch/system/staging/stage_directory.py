@@ -91,18 +91,18 @@ def of_launches(storage: str) -> Iterator[str]:
     yield the view of all nodes instead.
     """
     home = os.path.join(BASE, f"hpclaunch-stage-{os.geteuid()}")
-    for own, agent in _agents(home, storage):
-        if _is_locked(agent):
+    for own, lives in _agents(home, storage):
+        if lives:
             view = os.path.join(own, VIEW, _name(storage))
             yield view if os.path.isdir(view) else os.path.join(own, _name(storage))
 
 
-def _agents(home: str, storage: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Yield each directory RANDOM of a storage directory, and its file `.agent`."""
+def _agents(home: str, storage: str) -> Iterator[tuple[str, bool]]:
+    """Yield each directory RANDOM of a storage directory, and whether its agent lives."""
     for own in (os.path.join(home, name) for name in _names(home)):
         with contextlib.suppress(OSError), open(os.path.join(own, AGENT), "rb") as agent:
             if agent.read() == os.fsencode(os.path.abspath(storage)):
-                yield own, agent
+                yield own, _is_locked(agent)
 
 
 def _is_locked(file: BinaryIO) -> bool:
@@ -122,9 +122,9 @@ def await_orphans(own: str, storage: str) -> None:
     """Wait until the stagers of dead agents have drained what they have for this storage directory.
     `own` is the caller's directory RANDOM.
     """
-    for other, agent in _agents(os.path.dirname(own), storage):
-        with contextlib.suppress(OSError):
-            if other != own and not _is_locked(agent):
+    for other, lives in _agents(os.path.dirname(own), storage):
+        if other != own and not lives:
+            with contextlib.suppress(OSError):
                 lock = _open(other, LOCK)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 os.close(lock)
