@@ -38,6 +38,7 @@ from hpclaunch.core.protocol.effects import (
 from hpclaunch.core.protocol.events import (
     AgentGone,
     HeadClosed,
+    LeaseOver,
     LeftBehind,
     NoticeOffered,
     NoticeTaken,
@@ -80,6 +81,30 @@ def test_a_round_that_succeeds():
     feed(member, 9.2, end())
     assert member.phase is Phase.ENDED
     assert member.verdict.code == 0
+
+
+def test_a_death_by_sigkill_that_is_seen_late_may_be_the_cause():
+    """The other rank fails because of it, and may be gone first."""
+    member = running()
+    feed(member, 2.0, WorkerExited(3, 1, 0, "Connection closed by peer"))
+    (report,) = reports(feed(member, 2.1, WorkerExited(2, 137, 9)))
+    assert [(e.rank, e.stopped) for e in report.exits] == [(3, False), (2, False)]
+
+
+@pytest.mark.parametrize("killing", [Tick(), LeaseOver()], ids=["grace", "lease"])
+def test_a_death_by_the_agents_own_sigkill_is_no_failure(killing):
+    member = running()
+    feed(member, 2.0, WorkerExited(3, 1, 0))
+    feed(member, 7.0, killing)
+    (report,) = reports(feed(member, 7.1, WorkerExited(2, 137, 9)))
+    assert [(e.rank, e.stopped) for e in report.exits] == [(3, False), (2, True)]
+
+
+def test_a_death_by_sigkill_while_a_round_is_stopped_is_no_failure():
+    member = running()
+    feed(member, 2.0, stop(0))
+    (report,) = reports(feed(member, 2.1, WorkerExited(2, 137, 9)))
+    assert [e.stopped for e in report.exits] == [True]
 
 
 def test_a_worker_that_fails_ends_the_round_without_asking():

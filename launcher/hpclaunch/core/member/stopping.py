@@ -19,6 +19,7 @@ class Stopping:
     def __init__(self, job: Job, host: str) -> None:
         self.job = job
         self.host = host
+        self.has_killed = False  # workers may have got SIGKILL in this round
         self.end()
 
     def end(self) -> None:
@@ -46,6 +47,7 @@ class Stopping:
         if self._leftovers:
             self._kill_leftovers_soon(now)
             return
+        self.has_killed = False
         self._kill_at = now + self.job.timing.grace
         if lost:
             self._kill_idle_at = now + self.job.timing.stuck
@@ -70,6 +72,7 @@ class Stopping:
 
     def hurry(self, now: float) -> None:
         """End the grace period now. This changes nothing if SIGKILL was sent already."""
+        self.has_killed = True
         self._kill_at = now if self._kill_at < math.inf else math.inf
         self._kill_leftovers_at = now if self._kill_leftovers_at < math.inf else math.inf
 
@@ -78,9 +81,11 @@ class Stopping:
         if now >= self._kill_at:
             self._kill_at = self._kill_idle_at = math.inf
             self._unkillable_at = now + self.job.timing.unkillable
+            self.has_killed = True
             effects.append(KillWorkers())
         if now >= self._kill_idle_at:
             self._kill_idle_at = now + self.job.timing.stuck
+            self.has_killed = True
             effects.append(KillIdleWorkers())
         if now >= self._name_leftovers_at:
             self._name_leftovers_at = math.inf

@@ -10,7 +10,7 @@ prepares again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
 
 from ..ending.negotiation import Offers
@@ -167,7 +167,7 @@ class WorkerGroup:
                 self._waits_for_gpus = False
                 return [StartWorkers(self.part)]
             case WorkerExited():
-                self.exits.add(event, now, stopped=self.phase is not Phase.RUNNING)
+                self.exits.add(event, now, stopped=self._was_stopped(event))
                 return self.stop(now, lost=True) if event.code else []
             case StoreEnded():
                 return self._store_ended(event, now)
@@ -297,6 +297,13 @@ class WorkerGroup:
             return self._workers_gone()  # none was started yet
         self._stopping.begin(now, lost=lost)
         return [StopWorkers(signum)]
+
+    def _was_stopped(self, event: WorkerExited) -> bool:
+        """Return whether a worker ended because this agent stops them. A death by SIGKILL before
+        the agent has sent one was seen late: it may be why another worker has failed.
+        """
+        is_own = event.signal == SIGKILL and not self._stopping.has_killed and self.exits.failed
+        return self.phase is not Phase.RUNNING and not is_own
 
     def stop_again(self, now: float) -> list[Effect]:
         """End the grace period: the user has asked a second time."""
