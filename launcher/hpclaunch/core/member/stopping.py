@@ -19,11 +19,11 @@ class Stopping:
     def __init__(self, job: Job, host: str) -> None:
         self.job = job
         self.host = host
-        self.has_killed = False  # workers may have got SIGKILL in this round
         self.end()
 
     def end(self) -> None:
-        """Clear all deadlines: the workers, and the processes that they have started, are gone."""
+        """Clear everything: the workers, and the processes that they have started, are gone."""
+        self.has_killed = False  # workers may have got SIGKILL
         self._kill_idle_at = math.inf
         self._kill_at = math.inf
         self._leftovers: Sequence[Leftover] = ()  # () as long as a worker lives
@@ -47,7 +47,6 @@ class Stopping:
         if self._leftovers:
             self._kill_leftovers_soon(now)
             return
-        self.has_killed = False
         self._kill_at = now + self.job.timing.grace
         if lost:
             self._kill_idle_at = now + self.job.timing.stuck
@@ -81,12 +80,11 @@ class Stopping:
         if now >= self._kill_at:
             self._kill_at = self._kill_idle_at = math.inf
             self._unkillable_at = now + self.job.timing.unkillable
-            self.has_killed = True
             effects.append(KillWorkers())
         if now >= self._kill_idle_at:
             self._kill_idle_at = now + self.job.timing.stuck
-            self.has_killed = True
             effects.append(KillIdleWorkers())
+        self.has_killed |= bool(effects)
         if now >= self._name_leftovers_at:
             self._name_leftovers_at = math.inf
             effects.append(self._found(LeftoverStep.WAIT))

@@ -49,8 +49,13 @@ class RewrittenError(GivenUpError):
 def reason(error: OSError | GivenUpError) -> str:
     """Return the text of an error, with the path or the address that it is about."""
     if isinstance(error, OSError):
-        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+        return f"{error.filename or ''}: {cause(error)}".lstrip(": ")
     return str(error)
+
+
+def cause(error: OSError | GivenUpError) -> str:
+    """Return the text of an error, without the path."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def copy(items: Sequence[StagedFile], source: str, draft: str, between: Between) -> None:

@@ -15,7 +15,7 @@ from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, ro
 
 from . import messages
 from .contents import HERE, Contents, is_copied, is_unchanged, notes
-from .copying import THREADS, Between, GivenUpError, RewrittenError, make_parents
+from .copying import THREADS, Between, GivenUpError, RewrittenError, cause, make_parents
 from .deletion import Deletion
 from .launch import Launch
 from .looking import Looking
@@ -137,7 +137,7 @@ class Draining:
             self._finishes = True
             return str(e)
         except OSError as e:
-            why = e.strerror or str(e)
+            why = cause(e)
             is_deleted = isinstance(e, FileNotFoundError)  # by the script, just now
             if not (is_deleted and str(e.filename).startswith(self._launch.own)):
                 self.failed = contents.identity, time.monotonic() + AGAIN

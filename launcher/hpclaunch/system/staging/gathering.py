@@ -16,7 +16,7 @@ from hpclaunch.core.staging.copies import Transfer, restoring
 from hpclaunch.core.staging.generations import LastRestore, Manifest, manifest
 
 from .contents import HERE, Contents
-from .copying import GivenUpError, LostError, reason
+from .copying import GivenUpError, LostError, cause, reason
 from .draining import Draining
 from .launch import Launch
 from .looking import Looking
@@ -123,7 +123,7 @@ class Gathering:
             run = self._launch.storage_thread.run
             stored = run(self._stored, request.avoid, meanwhile=meanwhile)
         except OSError as e:
-            why = e.strerror or str(e)
+            why = cause(e)
             return newest, (f"{os.path.join(storage, '*')}: {why}, and may have a newer one",)
         return (newest if stored <= newest.time else None), ()
 
@@ -160,8 +160,7 @@ class Gathering:
             failures = failures + 1 if failed else 0
             for node, why_not in failed.items():
                 if node in nodes and failures >= TRIES:
-                    text = getattr(why_not, "strerror", None) or str(why_not)
-                    raise GivenUpError(text, nodes.hosts.get(node, ""))
+                    raise GivenUpError(cause(why_not), nodes.hosts.get(node, ""))
             fetched += sum(size for node, size in lacking.items() if node not in failed)
             nodes.refresh_soon()
         needed = chosen.needed if chosen else []

@@ -24,7 +24,7 @@ import zmq
 from hpclaunch.system.network import zmq_channel
 from hpclaunch.system.shared import open_file_limit, packing
 
-from .copying import GivenUpError
+from .copying import GivenUpError, cause
 from .fetching import Data
 from .mesh_messages import LIMIT, Address, Cancel, Failure, Hurry, Read, Reply, Request, packed
 from .messages import PeerPlace
@@ -174,7 +174,7 @@ class Mesh:
         except GivenUpError as e:
             header = _failed(str(e), None)
         except OSError as e:
-            header = _failed(e.strerror or str(e), e.errno or errno.EIO, str(e.filename or ""))
+            header = _failed(cause(e), e.errno or errno.EIO, str(e.filename or ""))
         except Exception as e:  # a reply is due in any case
             header = _failed(f"{type(e).__name__}: {e}", errno.EIO)
         self._replies.append((who, [header, data]))

@@ -20,7 +20,16 @@ from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 
 from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, target_of, tree
-from .copying import Between, GivenUpError, LostError, RewrittenError, at_once, copy, make_parents
+from .copying import (
+    Between,
+    GivenUpError,
+    LostError,
+    RewrittenError,
+    at_once,
+    cause,
+    copy,
+    make_parents,
+)
 from .launch import Launch
 from .memory import Memory
 from .publishing import draft, draft_beside, later, place
@@ -111,7 +120,7 @@ class OtherFiles:
         new = {f for f in {os.path.dirname(i.name) for i in items} if self._is_new(f, saved)}
         items = [each for each in items if os.path.dirname(each.name) not in new]
         failed = self._copy(items, found, between, absent)
-        return [(name, _why(e)) for name, e in failed if isinstance(e, OSError)]
+        return [(name, cause(e)) for name, e in failed if isinstance(e, OSError)]
 
     def _is_new(self, folder: str, saved: int) -> bool:
         """Return whether a directory is new since a save, and so may become a checkpoint."""
@@ -135,9 +144,9 @@ class OtherFiles:
             skipped = {self._key(f) for f in found if f.lacks is None or self._is_half(f)}
             items = self._beside(found, skipped)
         except OSError as e:
-            return [(os.path.relpath(e.filename, self._launch.root), _why(e))]
+            return [(os.path.relpath(e.filename, self._launch.root), cause(e))]
         changed = {each.name for each in items if self._is_changed(each)}
-        return [(name, _why(e)) for name, e in self._copy(items, found, between, absent, changed)]
+        return [(name, cause(e)) for name, e in self._copy(items, found, between, absent, changed)]
 
     def _is_changed(self, each: StagedFile) -> bool:
         """Return whether a copy with the size and the time of its original has other bytes."""
@@ -289,10 +298,6 @@ class OtherFiles:
         restored, or is a model, which a script replaces as a whole.
         """
         return name in self._record.others or name.endswith(SAVED)
-
-
-def _why(error: OSError | GivenUpError) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def set_aside(path: str) -> None:
