@@ -686,6 +686,31 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 
 
+@pytest.mark.parametrize(("module", "name"), [(copying, "_copy_span"), (draining, "publish")])
+def test_storage_that_is_silent_is_reported_once(node, stager, monkeypatch, module, name):
+    monkeypatch.setattr(draining, "SILENT", 0.2)
+    answer = getattr(module, name)
+
+    def hang(*args):
+        until = time.monotonic() + 60
+        while not sent(node, messages.DrainFailed) and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        return answer(*args)
+
+    monkeypatch.setattr(module, name, hang)
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    failed = messages.DrainFailed(
+        str(node.storage / "step-1.pt"), "storage has not answered for 0 s"
+    )
+    assert [m for m in node.channel.sent if not isinstance(m, messages.DrainProgress)][-2:] == [
+        failed,
+        *sent(node, messages.Drained),
+    ]
+    assert names(node.storage) == ["step-1.pt"]
+
+
 def test_full_storage_takes_what_it_has_room_for(node, stager, monkeypatch):
     copied, room = copying._copy_span, 1_000_000
 

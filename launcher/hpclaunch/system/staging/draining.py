@@ -27,6 +27,7 @@ from .stage_directory import HELD, rmtree
 
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
+SILENT = 60.0  # seconds in one call after which a drain reports that storage does not answer
 
 
 class Draining:
@@ -64,6 +65,8 @@ class Draining:
         self._unweighed: list[Contents] | None = None  # of a look that no copy has considered yet
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
+        self._path = ""  # what this drain copies; "" without one, or once it has reported silence
+        self._batch_began = 0.0
 
     @property
     def has_pauses(self) -> bool:
@@ -127,7 +130,8 @@ class Draining:
         """
         began, step = time.monotonic(), contents.found.candidate.step
         self._paused, self.chosen, self._unweighed = 0.0, None, None
-        path = self._launch.on_storage(contents.key)
+        self._path = path = self._launch.on_storage(contents.key)
+        self._batch_began = began
         try:
             if self._is_outdated(contents):
                 self._drained[contents.key] = contents.identity
@@ -145,6 +149,7 @@ class Draining:
                 self._requests.send(messages.DrainFailed(path, why))
             return why
         finally:
+            self._path = ""
             rmtree(self._held)
         self.note_drained(contents)
         self._finishes = self._is_late = False
@@ -271,6 +276,8 @@ class Draining:
 
         def between(done: int, took: float) -> int:
             now = time.monotonic()
+            if took:
+                self._batch_began = now
             if contents is not None and now >= self._say_due:
                 self._say_due = now + SAY
                 path = self._launch.on_storage(contents.key)
@@ -300,7 +307,12 @@ class Draining:
         began = time.monotonic()
         self._requests.serve(seconds)
         self._answer()
-        self._paused += time.monotonic() - began
+        now = time.monotonic()
+        self._paused += now - began
+        if self._path and now - max(self._batch_began, self._launch.storage_thread.began) > SILENT:
+            silent = f"storage has not answered for {SILENT:.0f} s"
+            self._requests.send(messages.DrainFailed(self._path, silent))
+            self._path = ""
 
     def _look(self) -> None:
         """Look for new checkpoints, have other nodes copy them, and make room in memory."""

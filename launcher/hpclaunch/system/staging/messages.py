@@ -148,7 +148,9 @@ class Drained(Message):
 
 
 class DrainFailed(Message):
-    """A checkpoint could not be copied. The stager tries again later."""
+    """A checkpoint could not be copied, and the stager tries again later; or storage is silent, and
+    the copy continues once it answers.
+    """
 
     path: str
     why: str

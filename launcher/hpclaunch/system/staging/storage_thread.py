@@ -7,6 +7,7 @@ memory. `copying.copy` has threads of its own, for which the main thread waits i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,11 +23,13 @@ class StorageThread:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
         self.meanwhile: Between = at_once
+        self.began = 0.0  # the newest call
 
     def run(self, work: Callable[..., T], *args: object, meanwhile: Between | None = None) -> T:
         """Return what `work` returns. Raises what it raises, and what `meanwhile` raises: a
         GivenUpError only once the work is done, an OSError at once.
         """
+        self.began = time.monotonic()
         call = self._pool.submit(work, *args)
         try:
             return results([call], meanwhile or self.meanwhile, 0)[0]
