@@ -4,26 +4,29 @@
         [--latency 20]
 
 Three nodes train with one worker each, and a fourth is the spare. All processes of the node with
-the highest rank, or of the head's node, get SIGKILL once a checkpoint is complete. `restart` is the
-time from that until all ranks have done the first step after it; `repeated` are the steps, in
-seconds, that were lost with the node. The nodes are network namespaces of this machine: they share
-its memory, its CPUs and the storage of slow_storage.py. Needs root.
+the highest rank, or of the head's node, get SIGKILL once a checkpoint is complete. `new round` is
+the time from that until the launcher starts the next round: the loss is found, and every node has
+the checkpoint. `restart` ends when all ranks have loaded it and done the first step; `repeated`
+are the steps, in seconds, that were lost with the node. The nodes are network namespaces of this
+machine: they share its memory, its CPUs and the storage of slow_storage.py. Needs root.
 """
 
 import argparse
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import measuring
 import slow_storage
 from measuring import HPCLAUNCH, Run, command, median, running
 from on_slurm import Allocation, allocation, cluster_of, why_not
-from staging import STAGE, WORKER, Case, Events, wait_for
+from staging import STAGE, WORKER, Case, Events, facts, wait_for
 
 from slurm.cluster import Cluster
 
@@ -32,8 +35,16 @@ NODES = 4
 
 @dataclass(frozen=True, slots=True)
 class Loss:
+    new_round: float
     restart: float
     repeated: float
+
+
+def use_memory(size: int) -> None:
+    """Use so many MB of free memory once. A virtual machine may get it from its host only then,
+    which would take longer than the loss itself.
+    """
+    subprocess.run([sys.executable, "-c", f"b'x' * {size * 10**6}"], check=True)
 
 
 def lose(cluster: Cluster, run: Run, *, head: bool) -> float:
@@ -63,6 +74,7 @@ def measure(
             limit = 60 + 3 * args.every + 4 * args.size / args.rate
             wait_for(lambda: len([*Events.read(run).stalls()]) >= 2, limit)
             time.sleep(args.every / 2)
+            use_memory((NODES - 2) * args.size + 2 * (NODES - 1) * args.size)  # copies, and workers
             moment = lose(cluster, run, head=head)
             ready = run.wait_until_ready(moment)
             if ready is None:
@@ -71,7 +83,9 @@ def measure(
             first = min(step.number for step in steps if step.began > moment)
             before = [step for step in steps if step.ended < moment and step.number >= first]
             repeated = sum(step.seconds for step in before)
-            return Loss(max(report.ready_at for report in ready) - moment, repeated)
+            began = [at for at, fact in facts(run) if fact["fact"] == "RoundBegan" and at > moment]
+            restart = max(report.ready_at for report in ready) - moment
+            return Loss(min(began) - moment, restart, repeated)
     finally:
         for process in cluster.processes():
             with suppress(ProcessLookupError):
@@ -81,7 +95,7 @@ def measure(
 
 def compare(cluster: Cluster, storage: Path, name: str, how: str, args) -> None:
     print(f"\n{name}, {args.size} MB, saved every {args.every:g} s; medians of {args.runs} losses")
-    print(f"{'':40}{'restart':>12}{'repeated':>12}", flush=True)
+    print(f"{'':40}{'new round':>12}{'restart':>12}{'repeated':>12}", flush=True)
     for lost, head in (("a node is lost", False), ("the head's node is lost", True)):
         for stages in (False, True):
             case = Case(name, how, NODES - 1, stages)
@@ -91,10 +105,9 @@ def compare(cluster: Cluster, storage: Path, name: str, how: str, args) -> None:
                     where = storage / f"{how}-{head}-{stages}-{number}"
                     found.append(measure(cluster, held, case, where, args, head=head))
             losses = [loss for loss in found if loss is not None]
-            restart = median([loss.restart for loss in losses])
-            repeated = median([loss.repeated for loss in losses])
-            title = f"{case.title}: {lost}"
-            print(f"{title:40}{restart:10.2f} s{repeated:10.2f} s", flush=True)
+            columns = zip(*map(astuple, losses), strict=True)
+            figures = "".join(f"{median(column):10.2f} s" for column in columns)
+            print(f"{case.title + ': ' + lost:40}{figures or '  not measured'}", flush=True)
 
 
 def main() -> None:
