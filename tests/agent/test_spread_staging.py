@@ -285,6 +285,15 @@ def test_the_leading_agent_flushes_even_if_it_has_begun_no_round(head):
     assert head.flushed()[0] == events.StageFlushed(number=5)
 
 
+def test_a_search_during_the_flush_does_not_end_the_wait_for_it(head):
+    """Slurm may explain its SIGTERM so late that the last save is looked for only then."""
+    assert head.adapter.flush(effects.FlushStage(time.monotonic() + 9.0, number=5)) == []
+    head.adapter.forget_search()
+    head.adapter.search(8, lambda _: ["found"])
+    assert head.reply(messages.Searched(8, ())) == ["found"]
+    assert head.flushed()[0] == events.StageFlushed(number=5)
+
+
 def test_the_directory_of_a_member_goes_with_its_agent(member):
     stage = member.adapter.paths.stage
     member.adapter.signalled(signal.SIGTERM)

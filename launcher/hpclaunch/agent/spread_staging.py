@@ -132,8 +132,11 @@ class SpreadStaging(Staging):
         return []
 
     def forget_search(self) -> None:
-        """Do not call the `search` that waits for a restore or a flush: a later one replaces it."""
-        self._wait = None
+        """Do not call the `search` that waits for a restore or a flush: a later one replaces it.
+        The wait at the end of the job continues.
+        """
+        if not self._is_ending:
+            self._wait = None
 
     def search(self, number: int, on_searched: OnSearched) -> None:
         """Have the stager search in the memory of all nodes. `on_searched` gets the answer."""
