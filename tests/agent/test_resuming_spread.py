@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import zipfile
 from types import SimpleNamespace
@@ -180,6 +181,22 @@ def test_the_newest_for_the_status_is_the_stagers(resuming, staging, recorded, t
     assert staging.on_searched(Searched(number, (found(path),))) == []
     assert not resuming.seeks_newest
     assert staging.newest == str(path)
+    assert [type(fact) for fact in recorded] == [CheckpointSaved]
+
+
+def test_the_newest_is_recorded_once_although_it_is_found_in_memory_and_by_the_stager(
+    resuming, staging, recorded, tmp_path
+):
+    """Another record would mean that the script has saved under its name again."""
+    path = tmp_path / "storage" / "step-2.pt"
+    write(tmp_path / "stage" / "step-2.pt")
+    os.utime(tmp_path / "stage" / "step-2.pt", ns=(10**9, 10**9))
+    choose(resuming)
+    again = found(path)
+    for each in (again, again.replaced(lacks="cut short")):
+        resuming._newest_at = 0.0
+        resuming.seek_newest()
+        staging.on_searched(Searched(resuming._number, (each,)))
     assert [type(fact) for fact in recorded] == [CheckpointSaved]
 
 

@@ -98,7 +98,7 @@ class Resuming(Adapter):
         self._is_suggesting = False  # a suggestion is pending
         self._newest_number = 0  # of the pending search for the newest, or 0
         self._newest_at = -math.inf  # when the next such search may begin
-        self._newest: FoundCheckpoint | None = None  # the newest that is recorded
+        self._newest: tuple[str, int] | None = None  # path and time of the newest that is recorded
 
     def performs(self) -> Performs:
         return {
@@ -427,14 +427,15 @@ class Resuming(Adapter):
     def _note_newest(self, found: Sequence[FoundCheckpoint]) -> FoundCheckpoint | None:
         """Return the newest complete checkpoint. Record a new one, or the loss of the last one."""
         newest = found[-1] if found and found[-1].lacks is None else None
+        # The stager finds paths on storage, and the process of this adapter finds them in memory.
+        saves = [(self._stored(each.path), each.time) for each in found]
         known = self._newest
-        is_gone = known is not None and all(known.path != each.path for each in found)
-        if newest is None and known is not None and is_gone:
-            self._newest = None
-            self._record(CheckpointGone(self._stored(known.path)))
-        if newest is not None and (known is None or _save(newest) != _save(known)):
-            self._newest = newest
-            path = self._stored(newest.path)
+        if newest is None:
+            if known is not None and all(known[0] != path for path, _ in saves):
+                self._newest = None
+                self._record(CheckpointGone(known[0]))
+        elif saves[-1] != known:
+            self._newest = path, _ = saves[-1]
             if self._staging is not None:
                 self._staging.note_newest(path)
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
@@ -515,10 +516,6 @@ class Resuming(Adapter):
         self._search_number = 0
         reason = f"cannot look for checkpoints in {self._where}: {why}"
         return events.SearchFailed(Trouble(Origin.TROUBLE, reason), self._question)
-
-
-def _save(found: FoundCheckpoint) -> tuple[str, int]:
-    return found.path, found.time
 
 
 def _age(found: FoundCheckpoint) -> float | None:
