@@ -1,6 +1,8 @@
 """The view of several nodes: links to own files, and skeletons of others."""
 
+import errno
 import os
+import shutil
 
 import pytest
 
@@ -128,6 +130,30 @@ def test_a_file_that_is_just_being_written_is_empty_until_the_next_look(viewed, 
     assert viewed.view._shown["half.pt"].inode == UNKNOWN
     viewed.update()
     assert (viewed.root / "half.pt").read_bytes() == b"half"
+
+
+def test_what_was_fetched_before_a_node_was_lost_leaves_nothing_in_the_view(viewed, monkeypatch):
+    """A stale directory that cannot be removed would end every later look."""
+    folder = viewed.stages[1] / "step-1"
+    folder.mkdir()
+    for name in ("first", "second", "third"):
+        (folder / name).write_text(name)
+    fetched = view_module.fetch_ends
+
+    def fetch_ends(wanted, *more):
+        names = [each.file.name for each in wanted]
+        if "step-1/third" in names:
+            lost = ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+            raise FileNotFoundError if len(names) > 1 else lost
+        fetched(wanted, *more)
+
+    with monkeypatch.context() as losing:
+        losing.setattr(view_module, "fetch_ends", fetch_ends)
+        with pytest.raises(ConnectionResetError):
+            viewed.update()
+    shutil.rmtree(folder)
+    viewed.update()
+    assert viewed.shown() == []
 
 
 def test_a_file_that_is_being_written_does_not_have_all_others_fetched_one_by_one(

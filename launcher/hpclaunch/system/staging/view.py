@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hpclaunch.core.staging.choice import shown
 from hpclaunch.core.staging.copies import Transfer
@@ -63,8 +63,7 @@ class View:
                 transfers.append(Transfer(own, file, file.owner))
             elif self._make(file):
                 self._shown[name] = file
-        for file in self._fetch(transfers, sources):
-            self._shown[file.name] = file
+        self._fetch(transfers, sources)
         for name, file in self._shown.items():  # files in a directory change its time
             path = os.path.join(self.root, name)
             if file.is_folder and os.stat(path).st_mtime_ns != file.time:
@@ -127,23 +126,24 @@ class View:
                 os.unlink(self._new)
         return True
 
-    def _fetch(
-        self, transfers: Sequence[Transfer], sources: Mapping[int, Source]
-    ) -> Iterable[StagedFile]:
-        """Make skeletons. Return what they stand for. A file that is just being written has no ends
-        in its skeleton, so its checkpoint counts as incomplete until the next look.
+    def _fetch(self, transfers: Sequence[Transfer], sources: Mapping[int, Source]) -> None:
+        """Make skeletons. A file that is just being written has no ends in its skeleton, so its
+        checkpoint counts as incomplete until the next look. Raises OSError if a node does not
+        answer; some skeletons are made then, and known.
         """
         try:
             fetch_ends(transfers, sources, self.root, self._stage)
         except (GivenUpError, FileNotFoundError):
-            if len(transfers) == 1:
-                file = transfers[0].file._replace(inode=UNKNOWN)
-                self._make(file)
-                return [file]
-            half = len(transfers) // 2
-            parts = transfers[:half], transfers[half:]
-            return [each for part in parts for each in self._fetch(part, sources)]
-        return [each.file for each in transfers]
+            if len(transfers) > 1:
+                half = len(transfers) // 2
+                for part in (transfers[:half], transfers[half:]):
+                    self._fetch(part, sources)
+                return
+            made = [transfers[0].file._replace(inode=UNKNOWN)]
+            self._make(made[0])
+        else:
+            made = [each.file for each in transfers]
+        self._shown |= {each.name: each for each in made}
 
     def _union(
         self, inventories: Mapping[int, Inventory], holdings: Sequence[Holding]
