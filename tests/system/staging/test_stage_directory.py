@@ -71,6 +71,15 @@ def test_the_one_of_a_launch_that_runs(base, monkeypatch):
     assert not list(of_launches("/scratch/u/ckpt"))
 
 
+def test_in_a_directory_that_others_can_write_to_no_launch_is_shown(base, monkeypatch):
+    """They may have made a file there that never ends, for example."""
+    monkeypatch.setattr("hpclaunch.system.staging.stage_directory.BASE", base)
+    assert not list(of_launches("/scratch/u/ckpt"))
+    StageDirectory(base, "/scratch/u/ckpt")
+    os.chmod(home(base), 0o777)
+    assert not list(of_launches("/scratch/u/ckpt"))
+
+
 def test_where_locks_fail_no_launch_is_shown(base, monkeypatch):
     monkeypatch.setattr("hpclaunch.system.staging.stage_directory.BASE", base)
     made = StageDirectory(base, "/scratch/u/ckpt")

@@ -90,7 +90,11 @@ def of_launches(storage: str) -> Iterator[str]:
     user save for the directory `storage`. If a launch's stager here leads those of other nodes,
     yield the view of all nodes instead.
     """
-    home = os.path.join(BASE, f"hpclaunch-stage-{os.geteuid()}")
+    home = _path(BASE)
+    try:
+        _refuse_others(home)
+    except OSError:  # there is none, or somebody else has made it
+        return
     for own, lives in _agents(home, storage):
         if lives:
             view = os.path.join(own, VIEW, _name(storage))
@@ -145,17 +149,25 @@ def _home(base: str) -> str:
     """Return the directory of this user's staging directories; make it if there is none. Raises
     PermissionError if it is another user's: anybody may create files in /dev/shm.
     """
-    home = os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
+    home = _path(base)
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(home, 0o700)
         with contextlib.suppress(FileNotFoundError):  # another launch has just removed it
-            found = os.lstat(home)
-            break
+            _refuse_others(home)
+            return home
+
+
+def _path(base: str) -> str:
+    return os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
+
+
+def _refuse_others(home: str) -> None:
+    """Raise PermissionError if a directory is another user's, or open to others."""
+    found = os.lstat(home)
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     if not is_own or found.st_mode & 0o077:
         raise PermissionError(1, "it is not a private directory of this user", home)
-    return home
 
 
 def rmtree(root: str) -> None:
