@@ -1343,6 +1343,33 @@ def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch
     ] * 4
 
 
+def test_a_restore_that_takes_long_is_no_silence_of_storage(nodes, monkeypatch):
+    monkeypatch.setattr(draining, "SILENT", 0.3)
+    stager = nodes.lead()
+    copied, todo = copying._copy_span, [messages.Restore(4, (), (0, 1, 2))]
+    run = stager._gathering.run
+
+    def slow(request):
+        answer = run(request)
+        time.sleep(0.5)
+        return answer
+
+    def copy_span(source, draft, *more):
+        if todo and "storage" in draft:
+            stager.requests.pending.append(todo.pop())
+            while not nodes.sent(messages.Restored):
+                time.sleep(0.01)
+            time.sleep(0.15)  # until storage is asked again
+        return copied(source, draft, *more)
+
+    monkeypatch.setattr(stager._gathering, "run", slow)
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    stager.work()
+    assert not todo
+    assert not nodes.sent(messages.DrainFailed)
+
+
 def test_a_newer_checkpoint_is_noticed_while_storage_stalls(nodes, monkeypatch):
     """Storage is so slow that each look falls into the copy of a piece."""
     stager = nodes.lead()

@@ -711,6 +711,23 @@ def test_storage_that_is_silent_is_reported_once(node, stager, monkeypatch, modu
     assert names(node.storage) == ["step-1.pt"]
 
 
+def test_storage_that_is_silent_while_nothing_is_drained_is_reported_too(node, stager, monkeypatch):
+    monkeypatch.setattr(draining, "SILENT", 0.2)
+    examine = stager._launch.there.examine
+
+    def hang(*args):
+        until = time.monotonic() + 60
+        while not sent(node, messages.DrainFailed) and time.monotonic() < until:
+            time.sleep(0.01)
+        return examine(*args)
+
+    monkeypatch.setattr(stager._launch.there, "examine", hang)
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert [m.path for m in sent(node, messages.DrainFailed)] == [str(node.storage)]
+    assert len(sent(node, messages.Drained)) == 1
+
+
 def test_full_storage_takes_what_it_has_room_for(node, stager, monkeypatch):
     copied, room = copying._copy_span, 1_000_000
 

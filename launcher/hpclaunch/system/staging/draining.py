@@ -27,7 +27,7 @@ from .stage_directory import HELD, rmtree
 
 SAY = 1.0  # seconds between two reports of progress
 AGAIN = 10.0  # seconds until a checkpoint that could not be drained is tried again
-SILENT = 60.0  # seconds in one call after which a drain reports that storage does not answer
+SILENT = 60.0  # seconds in one call after which it is reported that storage does not answer
 
 
 class Draining:
@@ -65,8 +65,9 @@ class Draining:
         self._unweighed: list[Contents] | None = None  # of a look that no copy has considered yet
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
-        self._path = ""  # what this drain copies; "" without one, or once it has reported silence
+        self._path = ""  # on storage, of what is being drained
         self._batch_began = 0.0
+        self._silent_since = 0.0  # the call during which silence was reported last
 
     @property
     def has_pauses(self) -> bool:
@@ -305,14 +306,23 @@ class Draining:
 
     def _serve(self, seconds: float) -> None:
         began = time.monotonic()
+        self._report_silence(began)
         self._requests.serve(seconds)
+        asked = len(self._requests.pending)
         self._answer()
         now = time.monotonic()
+        if len(self._requests.pending) < asked:
+            self._batch_began = now  # an answer may take long, and is no silence of storage
         self._paused += now - began
-        if self._path and now - max(self._batch_began, self._launch.storage_thread.began) > SILENT:
+
+    def _report_silence(self, now: float) -> None:
+        """Report once that a call on storage has not returned for long."""
+        since = max(self._batch_began, self._launch.storage_thread.began)
+        if now > since + SILENT and since > self._silent_since:
+            self._silent_since = since
             silent = f"storage has not answered for {SILENT:.0f} s"
-            self._requests.send(messages.DrainFailed(self._path, silent))
-            self._path = ""
+            path = self._path or self._launch.storage
+            self._requests.send(messages.DrainFailed(path, silent))
 
     def _look(self) -> None:
         """Look for new checkpoints, have other nodes copy them, and make room in memory."""

@@ -149,7 +149,7 @@ class Drained(Message):
 
 class DrainFailed(Message):
     """A checkpoint could not be copied, and the stager tries again later; or storage is silent, and
-    the copy continues once it answers.
+    the work continues once it answers. Then the path may also be that of the whole directory.
     """
 
     path: str
