@@ -1,5 +1,6 @@
 """The stager in this process, on real files: when it copies what, and what it deletes."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -782,6 +783,20 @@ def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkey
     assert len(os.listdir(node.storage)) == 1
     stager.flush(1)
     assert os.listdir(node.storage) == ["step-1.pt"]
+
+
+def test_a_draft_that_another_node_still_writes_to_is_removed_whole(tmp_path, monkeypatch):
+    """It has not given up its copy yet."""
+    rmdir = os.rmdir
+
+    def late(*args, **options):
+        with contextlib.suppress(FileNotFoundError):
+            (Path(drafted) / "late").touch()
+        rmdir(*args, **options)
+
+    with publishing.draft(str(tmp_path), "job") as drafted:
+        monkeypatch.setattr(os, "rmdir", late)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.fixture

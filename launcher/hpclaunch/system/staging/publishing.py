@@ -54,7 +54,16 @@ def draft(root: str, launch: str, run: Callable[..., Any] = _in_this_thread) -> 
     try:
         yield path
     finally:
-        run(rmtree, path)
+        run(_remove_draft, path)
+
+
+def _remove_draft(path: str) -> None:
+    """Remove a draft, if it was not moved to its final name. Rename it first: another node that has
+    not yet given up its copy makes no further file in it.
+    """
+    with contextlib.suppress(OSError):  # moved, or storage fails
+        os.rename(path, old := f"{path}.old")
+        rmtree(old)
 
 
 def _new_draft(root: str, launch: str) -> str:
