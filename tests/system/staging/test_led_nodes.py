@@ -188,6 +188,41 @@ def test_a_search_that_waits_for_a_node_gives_way_to_a_flush(nodes, monkeypatch)
     assert time.monotonic() < began + 20
 
 
+def test_links_to_directories_that_are_not_searched(nodes, tmp_path):
+    """Both links count as checkpoints: one to a part of the staging directory, one to a model."""
+    stager = nodes.lead()
+    saved, model = nodes.stages[1] / "runs" / "1" / "step-1", tmp_path / "model"
+    write(saved / "rank-0.pt", 1)
+    (saved / ".complete").touch()
+    (nodes.stages[1] / "latest").symlink_to(saved)
+    write(model / "weights.pt", 1)
+    (model / ".complete").touch()
+    (nodes.stages[1] / "pretrained").symlink_to(model)
+    nodes.work(stager)
+    expected = picture(nodes.stages[1])
+    assert picture(nodes.storage) == expected
+    clear(nodes.storage)
+    nodes.lose(1)
+    assert nodes.restore(stager).path == ""
+    assert picture(nodes.stages[2]).items() >= {("latest", expected["latest"])}
+
+
+def test_a_checkpoint_whose_last_file_is_deleted_while_it_is_looked_at(nodes, monkeypatch):
+    """The script deletes it, file by file."""
+    stager = nodes.lead()
+    two_ranks(nodes, 1)
+    contents_of = looking.contents_of
+
+    def late(root, found):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(root, "step-1", ".complete"))
+        return contents_of(root, found)
+
+    monkeypatch.setattr(looking, "contents_of", late)
+    stager.work()
+    assert os.listdir(nodes.storage) == []
+
+
 @pytest.mark.parametrize("change", [None, cut_short])
 def test_without_the_whole_shard_of_another_node_it_is_incomplete(nodes, tmp_path, change):
     stager = nodes.lead()

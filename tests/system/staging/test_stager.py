@@ -23,9 +23,10 @@ from hpclaunch.system.staging import (
     publishing,
     room,
 )
+from hpclaunch.system.staging import looking as looking_module
 from hpclaunch.system.staging import restoring as restoring_module
 from hpclaunch.system.staging.record import Record
-from hpclaunch.system.staging.stage_directory import rmtree
+from hpclaunch.system.staging.stage_directory import RECORD, rmtree
 
 SECOND = 10**9
 NOBODY = 65534
@@ -577,9 +578,8 @@ def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):
     close(other)
 
 
-def test_a_record_that_another_launch_has_just_removed(tmp_path, monkeypatch):
+def test_a_record_that_another_launch_has_just_removed(tmp_path):
     """The agent was killed before its stager held the directory: this is no error of the stager."""
-    monkeypatch.setattr(os.path, "exists", lambda _: True)
     assert Record(str(tmp_path)).moved == {}
 
 
@@ -592,6 +592,20 @@ def test_the_next_stager_replaces_a_file_that_was_copied_with_a_checkpoint(node,
     assert other.flush(1).missing == ()
     close(other)
     assert picture(node.storage) == picture(node.stage)
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_looked_at(node, stager, monkeypatch):
+    contents_of = looking_module.contents_of
+    SCRIPTS["sealed-root"](node.stage, 1)
+
+    def late(root, found):
+        for path in node.stage.iterdir():
+            rmtree(str(path)) if path.is_dir() else path.unlink()
+        return contents_of(root, found)
+
+    monkeypatch.setattr(looking_module, "contents_of", late)
+    stager.work()
+    assert os.listdir(node.storage) == []
 
 
 def test_the_next_stager_deletes_what_was_half_published(node, stager, monkeypatch):
@@ -895,9 +909,13 @@ def test_a_file_that_cannot_be_written_at_the_end_is_named(node, stager):
 def test_a_full_memory_does_not_end_it(node, stager, monkeypatch):
     """The record cannot be written, but the checkpoint reaches storage."""
     write(node.stage / "step-1.pt", 1)
-    monkeypatch.setattr("hpclaunch.system.staging.record.json.dump", fail(errno.ENOSPC))
+    full = fail(errno.ENOSPC)
+    monkeypatch.setattr(
+        "hpclaunch.system.staging.record.open", lambda *_, **__: full(), raising=False
+    )
     stager.work()
     assert names(node.storage) == ["step-1.pt"]
+    assert not (node.stage.parent / RECORD).exists()
 
 
 # Restoring
@@ -920,6 +938,20 @@ def test_a_damaged_checkpoint_is_skipped_with_the_reason(node, stager):
     assert half.startswith("step-3.pt: cut short")
     assert "wrong checksum" in damaged
     assert names(node.stage) == ["step-1.pt"]
+
+
+def test_one_that_somebody_deletes_meanwhile_is_skipped(node, stager, monkeypatch):
+    for step in (1, 2):
+        write(node.storage / f"step-{step}.pt", step)
+    contents_of = restoring_module.contents_of
+
+    def late(root, found):
+        (node.storage / "step-2.pt").unlink(missing_ok=True)
+        return contents_of(root, found)
+
+    monkeypatch.setattr(restoring_module, "contents_of", late)
+    restored = stager.restore(messages.Restore(4))
+    assert (restored.path, restored.skipped) == (str(node.storage / "step-1.pt"), ())
 
 
 def test_where_only_damaged_ones_are_the_script_keeps_to_storage(node, stager):

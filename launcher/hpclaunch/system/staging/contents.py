@@ -96,17 +96,20 @@ class Contents:
     found: ExaminedCheckpoint
     key: str  # the path of the checkpoint; of several files, that of the first rank
     moved: tuple[str, ...]  # the paths to rename into place on storage, the decisive one last
-    items: tuple[StagedFile, ...]  # below these paths, the decisive file last
+    items: tuple[StagedFile, ...]  # below these paths, the decisive file last; never empty
     essential: frozenset[str]  # the files that may not change while they are copied
-    decisive: str
 
     @cached_property
     def size(self) -> int:
         return sum(each.size for each in self.items if each.is_file)
 
     @property
+    def decisive(self) -> str:
+        return self.items[-1].name
+
+    @property
     def time(self) -> int:
-        return self.items[-1].time if self.items else 0
+        return self.items[-1].time
 
     @cached_property
     def identity(self) -> frozenset[tuple[object, ...]]:
@@ -144,8 +147,11 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
         moved, key = (*_targets(root, candidate), *ranks), ranks[-1]
         items = [each for name in moved for each in tree(root, name)]
         essential = frozenset(each.name for each in items if each.is_file)
-    items.sort(key=lambda each: each.name == decisive)
-    return Contents(found, key, moved, tuple(items), essential, decisive)
+    # The decisive file may be behind a link, or just deleted. Then another one counts as the last.
+    items.sort(key=lambda e: (not e.is_folder, e.name in essential, e.name == decisive))
+    if not items or items[-1].is_folder or (key == HERE and items[-1].name not in essential):
+        raise FileNotFoundError(errno.ENOENT, "just deleted", candidate.path)
+    return Contents(found, key, moved, tuple(items), essential)
 
 
 def _targets(root: str, candidate: CheckpointCandidate) -> Iterator[str]:

@@ -88,15 +88,20 @@ class _Restoring:
                     continue
                 if found.lacks is not None:
                     skipped += [] if found.quiet else [f"{candidate.name}: {found.lacks}"]
-                else:
-                    generations = 2 if self._is_first and not self._is_here(found) else 1
-                    if lack := room(self._stage).lack(found.size, generations):
-                        return Refused(request.id, lack)
-                    if wrong := self._fetch(found):
-                        skipped.append(f"{candidate.name}: {wrong}")
-                        continue
-                    seconds = time.monotonic() - began
-                    return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
+                    continue
+                try:
+                    contents = contents_of(self._storage, found)
+                except FileNotFoundError:  # just deleted by another program
+                    continue
+                is_here = self._is_here(contents)
+                generations = 2 if self._is_first and not is_here else 1
+                if lack := room(self._stage).lack(found.size, generations):
+                    return Refused(request.id, lack)
+                if wrong := self._fetch(contents, is_here=is_here):
+                    skipped.append(f"{candidate.name}: {wrong}")
+                    continue
+                seconds = time.monotonic() - began
+                return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
             if self._is_first and skipped:  # the script may be able to read it from storage
                 return Refused(request.id, f"nothing in {self._storage} can be used: {skipped[0]}")
             if self._is_first and (lack := room(self._stage).lack_of_any()):
@@ -114,38 +119,35 @@ class _Restoring:
         staged = os.path.normpath(os.path.join(self._stage, os.path.relpath(path, self._storage)))
         return look_at(here.where, staged, here.facts(self._rounds), here.cache, opens=here.opens)
 
-    def _is_here(self, found: ExaminedCheckpoint) -> bool:
+    def _is_here(self, contents: Contents) -> bool:
         """Return whether the staging directory has a complete checkpoint of this name: copied by a
         stager that was killed afterwards, or a newer one, saved by the script. With several nodes,
         only the same one counts: another one is older, or has files of several saves.
         """
-        contents = contents_of(self._storage, found)
         if self._launch.has_several_nodes:
             return contents.is_copied(self._stage)
         are_there = all(os.path.lexists(os.path.join(self._stage, n)) for n in contents.moved)
-        staged = self._staged(found.candidate.path) if are_there else None
+        staged = self._staged(contents.found.candidate.path) if are_there else None
         return staged is not None and staged.lacks is None
 
-    def _fetch(self, found: ExaminedCheckpoint) -> str:
+    def _fetch(self, contents: Contents, *, is_here: bool) -> str:
         """Copy a checkpoint. Return what is wrong with it, or "". Raises OSError if it does not fit
         in memory.
         """
         try:
-            contents = contents_of(self._storage, found)
-            self._copy(found, contents)
-            return self._verify(found, contents)
+            self._copy(contents, is_here=is_here)
+            return self._verify(contents)
         except OSError as e:
             if e.errno in FULL:
                 raise
             return f"unreadable ({e.strerror or e})"
 
-    def _copy(self, found: ExaminedCheckpoint, contents: Contents) -> None:
+    def _copy(self, contents: Contents, *, is_here: bool) -> None:
         beside = [
             each
-            for each in notes(self._storage, contents.key, found.candidate.beside, ())
+            for each in notes(self._storage, contents.key, contents.found.candidate.beside, ())
             if not self._stays(each)
         ]
-        is_here = self._is_here(found)
         items = [*(() if is_here else contents.items), *beside]
         with draft_beside(self._launch.stage) as drafted:
             copy(items, self._storage, drafted, at_once)
@@ -166,11 +168,11 @@ class _Restoring:
             return each.is_file and later(each, self._stage) is not None
         return os.path.lexists(os.path.join(self._stage, each.name))
 
-    def _verify(self, found: ExaminedCheckpoint, contents: Contents) -> str:
+    def _verify(self, contents: Contents) -> str:
         """Search and read the copy, as the agent would do with the original. Remove it if it is
         damaged.
         """
-        if (copied := self._staged(found.candidate.path)) is None:
+        if (copied := self._staged(contents.found.candidate.path)) is None:
             return "the copy in memory is no checkpoint"
         if not (wrong := copied.lacks or self._here.read(copied).wrong):
             restored = contents_of(self._stage, copied)
