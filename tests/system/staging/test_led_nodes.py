@@ -1140,6 +1140,26 @@ def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):
     assert stager.draining.failed[0] is None  # it is tried again at once
 
 
+def test_a_node_that_does_not_answer_during_a_drain_is_no_trouble_with_storage(
+    nodes, tmp_path, monkeypatch
+):
+    stager = nodes.lead()
+    dcp(nodes, 1, tmp_path)
+    hold, error = Memory.hold, ConnectionResetError(errno.ECONNRESET, "connection lost", "n1")
+
+    def lost(*words, **more):
+        hold(*words, **more)
+        without_an_answer(stager.memory.peers[1], monkeypatch, error, times=1)
+
+    with monkeypatch.context() as losing:
+        losing.setattr(Memory, "hold", lost)
+        stager.work()
+    assert not nodes.sent(messages.DrainFailed)
+    assert stager.draining.failed[0] is None  # it is tried again at once
+    nodes.work(stager)
+    assert newest(nodes.storage)[0] == str(nodes.storage / "step-1")
+
+
 def two_ranks(nodes, step):
     """Save a checkpoint of which each of two nodes has a file. Its format shows neither."""
     for rank in (0, 1):

@@ -20,7 +20,7 @@ from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import Holding, Manifest
 
 from .contents import Contents, is_part
-from .copying import Between, GivenUpError, LostError, RewrittenError, copy
+from .copying import Between, GivenUpError, LostError, RewrittenError, copy, reason
 from .fetching import Source
 from .launch import Launch
 from .memory import Memory
@@ -311,7 +311,10 @@ class Nodes(Memory):
         if len({self._owner(each) for each in contents.items if each.is_file}) > 1:
             # The look was not simultaneous. If a second one shows the same files (`Looking.check`),
             # they are of one save.
-            self.refresh()
+            try:
+                self.refresh()
+            except OSError as e:  # no trouble with storage
+                raise LostError(reason(e)) from e
 
     def copy(
         self,
