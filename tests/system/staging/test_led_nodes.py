@@ -1118,10 +1118,11 @@ def test_what_lost_nodes_have_saved_last_stays_on_storage(nodes, lost):
     assert picture(nodes.stages[0])["snapshot.pt"] == newer["snapshot.pt"]
 
 
-def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):
-    """The connection is lost first, while another node is still copying."""
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch, ranks):
+    """The connection is lost first. Another node may still be copying."""
     stager = nodes.lead()
-    for rank in (0, 1):
+    for rank in range(ranks):
         write(nodes.stages[rank + 1] / f"ep0-ba1-rank{rank}.pt", 1, more=os.urandom(3 << 20))
     for index, peer in stager.memory.peers.items():
 
@@ -1131,13 +1132,24 @@ def test_a_lost_node_is_no_trouble_with_storage(nodes, monkeypatch):
             call = Call()
             if index == 1:
                 call.set_exception(ConnectionResetError(errno.ECONNRESET, "connection lost", "n1"))
-                threading.Timer(0.5, nodes.lose, [1]).start()
+                if ranks > 1:
+                    threading.Timer(0.5, nodes.lose, [1]).start()
             return call
 
         monkeypatch.setattr(peer, "ask", copying)
     stager.work()
     assert not nodes.sent(messages.DrainFailed)
     assert stager.draining.failed[0] is None  # it is tried again at once
+
+
+def test_a_node_that_does_not_see_the_directory_on_storage_is_named(nodes, tmp_path):
+    stager = nodes.lead()
+    nodes._stage_nodes[1].storage = str(tmp_path / "of-its-own")
+    write(nodes.stages[1] / "step-1.pt", 1, more=os.urandom(3 << 20))
+    path, why = str(nodes.storage / "step-1.pt"), "n1 does not see this directory"
+    nodes.work(stager)
+    assert nodes.sent(messages.DrainFailed) == [messages.DrainFailed(path, why)]
+    assert stager.flush(1) == messages.Flushed(1, (path,), why, path)
 
 
 def test_a_node_that_does_not_answer_during_a_drain_is_no_trouble_with_storage(

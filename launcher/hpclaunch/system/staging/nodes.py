@@ -5,6 +5,7 @@ orders to them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -363,11 +364,17 @@ class Nodes(Memory):
             self.launch.storage_thread.run(os.utime, drafted)
             between()
 
-        failed = self.wait(calls, {node: calls.keys() for node in calls}, meanwhile).values()
+        failed = self.wait(calls, {node: calls.keys() for node in calls}, meanwhile)
         # A node that is lost explains the failures of others, and is no trouble with storage.
-        for why in sorted(failed, key=lambda each: not isinstance(each, LostError)):
+        lost_first = sorted(failed, key=lambda node: not isinstance(failed[node], LostError))
+        for node, why in ((node, failed[node]) for node in lost_first):
             if isinstance(why, FileNotFoundError):
+                if os.path.basename(str(why.filename)) == os.path.basename(drafted):
+                    unseen = f"{self.hosts.get(node, 'a node')} does not see this directory"
+                    raise OSError(errno.ENOENT, unseen, drafted) from why
                 raise LostError("the script has deleted it") from why
+            if isinstance(why, ConnectionError):  # the agent has not reported the loss yet
+                raise LostError(reason(why)) from why
             if isinstance(why, GivenUpError) and not isinstance(why, LostError):
                 raise RewrittenError(str(why)) from why
             raise why
