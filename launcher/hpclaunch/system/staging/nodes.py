@@ -366,8 +366,8 @@ class Nodes(Memory):
 
         failed = self.wait(calls, {node: calls.keys() for node in calls}, meanwhile)
         # A node that is lost explains the failures of others, and is no trouble with storage.
-        lost_first = sorted(failed, key=lambda node: not isinstance(failed[node], LostError))
-        for node, why in ((node, failed[node]) for node in lost_first):
+        for node in sorted(failed, key=lambda node: not isinstance(failed[node], LostError)):
+            why = failed[node]
             if isinstance(why, FileNotFoundError):
                 if os.path.basename(str(why.filename)) == os.path.basename(drafted):
                     unseen = f"{self.hosts.get(node, 'a node')} does not see this directory"
