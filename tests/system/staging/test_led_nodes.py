@@ -23,6 +23,7 @@ from hpclaunch.system.staging import (
     messages,
     node,
     room,
+    service,
     view,
 )
 from hpclaunch.system.staging import nodes as nodes_of
@@ -1296,13 +1297,18 @@ def test_what_cannot_be_collected_from_other_nodes_is_missing(nodes, monkeypatch
 
 
 def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
-    """No save of it is whole, so none reaches storage."""
+    """No save of it is whole, so none reaches storage, and a search before finds an older one."""
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.restore(stager)
     (nodes.stages[1].parent / node.RESTORE).unlink()
     write(nodes.stages[1] / "step-2.pt", 2)
     nodes.work(stager)
+    found = stager.search(5).found
+    assert [(each.name, each.lacks) for each in found] == [
+        ("step-2.pt", service.MIXED),
+        ("step-1.pt", None),
+    ]
     flushed = stager.flush(1)
     assert (flushed.missing, flushed.mixed) == ((), (str(nodes.storage / "step-2.pt"),))
     assert os.listdir(nodes.storage) == ["step-1.pt"]

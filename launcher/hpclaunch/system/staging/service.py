@@ -17,6 +17,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
 from hpclaunch.system.checkpoints.service import seen
 from hpclaunch.system.shared.helper import say_now
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .gathering import Gathering
 
 GRACE = 0.5  # seconds for workers to die with their agent
+MIXED = "a file of it is of another save, or was lost with a node"
 NICE = 10
 
 
@@ -125,12 +127,19 @@ class Stager:
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
             return messages.Searched(number, (), reason(e))
-        whole = next((at for at, each in enumerate(found) if each.lacks is None), len(found))
-        shown = (seen(each) for each in found[: whole + 1])
-        return messages.Searched(number, tuple(map(self._as_stored, shown)))
+        whole = {each.found.candidate.path for each in self.looking.complete(found)}
+        shown: list[FoundCheckpoint] = []
+        for each in found:
+            is_whole = each.candidate.path in whole
+            lacks = None if is_whole else each.lacks or MIXED
+            shown.append(self._as_stored(each._replace(lacks=lacks)))
+            if is_whole:
+                break
+        return messages.Searched(number, tuple(shown))
 
-    def _as_stored(self, found: FoundCheckpoint) -> FoundCheckpoint:
+    def _as_stored(self, examined: ExaminedCheckpoint) -> FoundCheckpoint:
         """Return the description of a checkpoint with its path on storage."""
+        found = seen(examined)
         path = self._launch.on_storage(os.path.relpath(found.path, self._launch.root))
         return found.replaced(path=path, identity=path + found.identity.removeprefix(found.path))
 
