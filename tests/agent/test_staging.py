@@ -369,6 +369,13 @@ def test_one_that_was_saved_again_under_its_name_is_lost(staging):
     assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/last.pt",), True, 5)]
 
 
+def test_names_of_which_storage_has_had_a_checkpoint_are_known(staging):
+    staging.reply(messages.Drained("/s/ckpt/1.pt", 1, 10, 2.5))
+    staging.reply(messages.Drained("/s/ckpt/2.pt", 2, 10, 2.5))
+    names = ("/s/ckpt/1.pt", "/s/ckpt/2.pt", "/s/ckpt/3.pt")
+    assert [staging.adapter.has_stored(name) for name in names] == [True, True, False]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_a_wait_that_was_shown(staging, signum):
     assert staging.adapter.signalled(signum) == []  # the workers still run

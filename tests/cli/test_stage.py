@@ -346,10 +346,18 @@ def test_two_machines_save_in_the_memory_of_both(tmp_path):
     assert not any(Path(where).exists() for where in resumed)
 
 
-def test_a_save_that_is_cut_short_under_the_only_name_is_restored_from_storage(tmp_path):
+@pytest.mark.parametrize("is_the_only_one", [True, False])
+def test_a_save_that_is_cut_short_under_its_name_is_restored_from_storage(
+    tmp_path, is_the_only_one
+):
     body = TRAIN.replace('f"{directory}/step-{step}.pt"', 'f"{directory}/snapshot.pt"')
+    if not is_the_only_one:
+        (tmp_path / "ckpt").mkdir()
+        make = "import saving; saving.save({'step': 1, 'optimizer': {}}, 'ckpt/best.pt')"
+        words = [sys.executable, "-c", make]
+        subprocess.run(words, cwd=tmp_path, env=environment(**ENVIRON), check=True)
     cut = """
-    if step == 3 and not done:
+    if step == 3 and done < 2:
         same = "ckpt/snapshot.pt", f"{directory}/snapshot.pt"
         while not os.path.exists(same[0]) or not filecmp.cmp(*same, shallow=False):
             time.sleep(0.02)
@@ -360,5 +368,5 @@ def test_a_save_that_is_cut_short_under_the_only_name_is_restored_from_storage(t
     words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
     done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
     assert done.returncode == 0, done.stderr
-    assert begins(done.stdout) == [0, 3]
+    assert begins(done.stdout) == [0 if is_the_only_one else 1, 3]
     assert f"resuming from {tmp_path}/ckpt/snapshot.pt" in done.stderr

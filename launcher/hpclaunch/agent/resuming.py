@@ -450,16 +450,21 @@ class Resuming(Adapter):
 
     def _restores(self, searched: Searched) -> bool:
         """Begin a restore if no checkpoint in memory can be used: the job must avoid those that are
-        there, or a kill has cut the only one short. Return whether a restore has begun; another
-        search follows it.
+        there, or a kill has cut the only one short. Do so as well if a kill has cut short one that
+        the script saves under the same name again: storage has the save before. Return whether a
+        restore has begun; another search follows it.
         """
         found, whys = searched.found, self._avoid.values()
         if self._staging is None or self._is_last:
             return False
         avoid = tuple(self._stored(each.path) for each in found if each.lacks in whys)
         is_found = bool(found) and found[-1].lacks is None
-        # If newer ones are avoided, other nodes may not have the one that was found here.
-        if is_found and not (avoid and self._spread):
+        if self._spread:  # other nodes may not have the one that was found here
+            is_enough = not avoid
+        else:
+            cut = {self._stored(f.path) for f in found if f.lacks and not f.quiet}
+            is_enough = not any(map(self._staging.has_stored, cut.difference(avoid)))
+        if is_found and is_enough:
             return False
         self._search_tries = TRIES
         return self._staging.restore(avoid, self._begin_search)

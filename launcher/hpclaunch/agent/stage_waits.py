@@ -63,6 +63,7 @@ class Copies:
         self.current: messages.DrainProgress | None = None  # the progress of the copy that runs
         self._newest = ""  # the newest checkpoint, perhaps only in memory
         self._stored = ""  # the checkpoint that was copied to storage last, or from it
+        self._names: set[str] = set()  # of all checkpoints that were copied to storage, or from it
         self._failed: messages.DrainFailed | None = None  # since the last successful copy
 
     def note_saved(self, path: str) -> None:
@@ -75,11 +76,20 @@ class Copies:
 
     def note_restored(self, path: str) -> None:
         """Note the checkpoint that was copied into memory; "" if there is none on storage."""
-        self._stored = path or self._stored
+        if path:
+            self._note_stored(path)
 
     def note_drained(self, path: str) -> None:
         self.current = self._failed = None
+        self._note_stored(path)
+
+    def _note_stored(self, path: str) -> None:
         self._stored = path
+        self._names.add(path)
+
+    def has_stored(self, path: str) -> bool:
+        """Return whether storage has had a checkpoint of this name."""
+        return path in self._names
 
     def note_failed(self, failed: messages.DrainFailed) -> bool:
         """Note a failure. Return whether it is new: the last copy did not fail for this reason."""

@@ -173,6 +173,10 @@ class Staging(Adapter):
         if why:
             self._refuse(why)
 
+    def has_stored(self, path: str) -> bool:
+        """Return whether storage has had a checkpoint of this name."""
+        return self._copies.has_stored(path)
+
     def note_newest(self, path: str) -> None:
         """Note that a checkpoint was saved, which is the newest one."""
         self._copies.note_saved(path)
