@@ -1416,6 +1416,26 @@ def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch
     ] * 4
 
 
+def test_a_restore_waits_for_the_end_of_a_flush(nodes, monkeypatch):
+    """Otherwise the flush would copy what the workers of the next round are just saving."""
+    stager = nodes.lead()
+    write(nodes.stages[0] / "step-1.pt", 1)
+    copied, todo = copying._copy_span, [messages.Restore(4, (), (0, 1, 2))]
+
+    def copy_span(source, draft, *more):
+        if todo and "storage" in draft:
+            stager.requests.pending.append(todo.pop())
+            time.sleep(0.5)
+        return copied(source, draft, *more)
+
+    monkeypatch.setattr(copying, "_copy_span", copy_span)
+    assert stager.flush(1).missing == ()
+    assert not todo
+    assert not nodes.sent(messages.Restored)
+    stager._answer()
+    assert [message.id for message in nodes.sent(messages.Restored)] == [4]
+
+
 def test_a_restore_that_takes_long_is_no_silence_of_storage(nodes, monkeypatch):
     monkeypatch.setattr(draining, "SILENT", 0.3)
     stager = nodes.lead()

@@ -89,11 +89,13 @@ class Stager:
 
     def _answer(self, *, is_draining: bool = False) -> None:
         """Answer the pending requests. During a drain, only those to restore and to search, and
-        only with several nodes: a round waits for them.
+        only with several nodes: a round waits for them. A restore waits for the end of a flush,
+        which would take what workers save next for what is left of the last round.
         """
         pending, send = self.requests.pending, self.requests.send
+        late = (messages.Flush, messages.Restore) if self.looking.has_ended else messages.Flush
         while pending:
-            waits = isinstance(pending[0], messages.Flush) or not self._launch.has_several_nodes
+            waits = isinstance(pending[0], late) or not self._launch.has_several_nodes
             if is_draining and waits:
                 return
             match pending.popleft():
