@@ -1416,6 +1416,20 @@ def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch
     ] * 4
 
 
+def test_only_the_newest_request_of_a_kind_is_answered(nodes):
+    """Each restore may wait for storage for a minute."""
+    stager = nodes.lead()
+    for number in (1, 2):
+        stager.requests.take(messages.Restore(number, (), (0, 1, 2)))
+        stager.requests.take(messages.Search(number))
+    stager._answer()
+    assert [reply.id for reply in nodes.channel.sent] == [2, 2]
+    for request in (messages.Restore(3, (), (0, 1, 2)), messages.Flush(4)):
+        stager.requests.take(request)
+    stager._answer()
+    assert [reply.id for reply in nodes.channel.sent[2:]] == [4]
+
+
 def test_a_restore_waits_for_the_end_of_a_flush(nodes, monkeypatch):
     """Otherwise the flush would copy what the workers of the next round are just saving."""
     stager = nodes.lead()

@@ -8,6 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 from hpclaunch.system.checkpoints.messages import RoundTimes
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
@@ -15,6 +16,8 @@ from hpclaunch.worker.messages import decode
 
 from . import messages
 from .copying import THREADS
+
+Pending: TypeAlias = messages.Restore | messages.Search | messages.Flush
 
 
 class Requests:
@@ -27,7 +30,7 @@ class Requests:
         self._waking = socket.socketpair()  # `wake` writes to it, so that `serve` returns
         for each in self._waking:
             each.setblocking(False)
-        self.pending: deque[messages.Restore | messages.Search | messages.Flush] = deque()
+        self.pending: deque[Pending] = deque()
         # Takes a request at once, also in the middle of a copy.
         self.on_peers: Callable[[messages.Secret | messages.Lead | messages.Follow], None]
         self.rounds: RoundTimes = ()
@@ -78,10 +81,18 @@ class Requests:
         match request:
             case messages.Rounds(rounds=rounds, hurry=hurry):
                 self.rounds, self.is_hurried = rounds, hurry
-            case messages.Restore() | messages.Search() | messages.Flush():
-                self.pending.append(request)
+            case messages.Restore() | messages.Flush():
+                self._append(request, messages.Restore, messages.Flush)
+            case messages.Search():
+                self._append(request, messages.Search)
             case _:
                 self.on_peers(request)
+
+    def _append(self, request: Pending, *replaced: type[Pending]) -> None:
+        """Let a request replace pending ones of these kinds: the agent awaits only the newest."""
+        for each in [each for each in self.pending if isinstance(each, replaced)]:
+            self.pending.remove(each)
+        self.pending.append(request)
 
     def send(self, reply: messages.Reply) -> None:
         if not self.is_gone:
