@@ -324,14 +324,34 @@ def test_the_next_leader_knows_what_the_last_one_has_put_on_storage(nodes, monke
     assert picture(nodes.storage) == picture(nodes.stages[1])
 
 
-def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch):
+@pytest.mark.parametrize("is_during_a_look", [False, True])
+def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch, is_during_a_look):
     """Orders to its own node have no term that could be refused."""
     stager, orders = nodes.lead(), []
+    memory = stager.memory
     stager.work()
-    monkeypatch.setattr(stager.memory._replicating, "look", orders.append)
-    stager.memory._follow()
+    monkeypatch.setattr(memory._replicating, "look", lambda *look: orders.append(look))
+    if is_during_a_look:
+        monkeypatch.setattr(memory.peers[1], "ask", lambda _: Call())
+        monkeypatch.setattr(stager.requests, "serve", lambda _: memory._follow())
+    else:
+        memory._follow()
     stager.work()
     assert orders == []
+
+
+def test_a_stager_that_leads_no_more_keeps_no_memory(nodes):
+    """Its view has links to the files of its node. Once it leads again, there is another view."""
+    stager, saved = nodes.lead(0), nodes.stages[0] / "step-1.pt"
+    write(saved, 1)
+    nodes.work(stager)
+    assert saved.stat().st_nlink == 2
+    stager.memory._follow()
+    assert saved.stat().st_nlink == 1
+    nodes.join(0)
+    write(nodes.stages[1] / "step-2.pt", 2)
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.storage)) == ["step-1.pt", "step-2.pt"]
 
 
 def test_the_record_names_no_tracker_that_was_left_out(nodes):

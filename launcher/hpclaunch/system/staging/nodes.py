@@ -52,7 +52,7 @@ class Nodes(Memory):
         super().__init__(launch)
         self.leads = False
         self._requests = requests
-        self._view: View | None = None  # once it leads
+        self._view: View | None = None  # once it has led
         self.index = 0
         self.hosts: dict[int, str] = {}
         self._lease = 0.0  # of the workers of other nodes: see Lead
@@ -97,14 +97,15 @@ class Nodes(Memory):
             self.launch.record.load(self.own.noted)  # as the last leader has left it
             self.own.noted = ""
             self._replicating = Replicating(self)
-        self.leads, self.index, self.peers, self.term = True, index, dict(peers), term
-        self.hosts, self._lease, self._noted = hosts, lease, ""
-        if self._view is None:
             self._view = View(self.launch.stage)
             self.launch.look_into(self._view.root)
+        self.leads, self.index, self.peers, self.term = True, index, dict(peers), term
+        self.hosts, self._lease, self._noted = hosts, lease, ""
 
     def _follow(self) -> None:
         self.leads, self.peers = False, {}
+        if self._view is not None:
+            self._view.remove()
 
     def sources(self) -> dict[int, Source]:
         return {**self.peers, self.index: self._local}
@@ -128,6 +129,8 @@ class Nodes(Memory):
         self._view.free(self.index)
         calls = {n: self[n].ask(Look()) for n in sorted({self.index, *self.peers})}
         failed = self.wait(calls)
+        if not self.leads:  # since a moment
+            raise GivenUpError("another stager leads")
         for node, why in failed.items():
             # The agent reports lost nodes. If it is dead, a node whose stager has ended is lost.
             has_ended = self._requests.is_gone and isinstance(why, ConnectionResetError)

@@ -32,12 +32,16 @@ class View:
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
-        beside = os.path.join(os.path.dirname(stage), VIEW)
-        self.root = os.path.join(beside, os.path.basename(stage))
+        self._beside = os.path.join(os.path.dirname(stage), VIEW)
+        self.root = os.path.join(self._beside, os.path.basename(stage))
         self._new = f"{self.root}.new"
-        self._shown: dict[str, StagedFile] = {}  # as their owners have them, by name
-        rmtree(beside)  # left by another stager
+        self.remove()  # left by another stager
         os.makedirs(self.root)
+
+    def remove(self) -> None:
+        """Show nothing any more: links would keep the memory of files that the script deletes."""
+        self._shown: dict[str, StagedFile] = {}  # as their owners have them, by name
+        rmtree(self._beside)
 
     def update(
         self,
