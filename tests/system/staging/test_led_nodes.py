@@ -1436,6 +1436,34 @@ def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch
     ] * 4
 
 
+def test_storage_that_is_silent_on_another_node_is_reported(nodes, monkeypatch):
+    monkeypatch.setattr(draining, "SILENT", 0.3)
+    stager = nodes.lead()
+    peer = stager.memory.peers[1]
+    ask = peer.ask
+
+    def hang(order):
+        if not isinstance(order, Copy):
+            return ask(order)
+
+        def copy():
+            until = time.monotonic() + 60
+            while not nodes.sent(messages.DrainFailed) and time.monotonic() < until:
+                time.sleep(0.01)
+            return ask(order).result()
+
+        call = Call()
+        call.start(copy)
+        return call
+
+    monkeypatch.setattr(peer, "ask", hang)
+    write(nodes.stages[1] / "step-1.pt", 1, more=os.urandom(3 << 20))
+    stager.work()
+    path = str(nodes.storage / "step-1.pt")
+    assert [message.path for message in nodes.sent(messages.DrainFailed)] == [path]
+    assert [message.path for message in nodes.sent(messages.Drained)] == [path]
+
+
 def test_only_the_newest_request_of_a_kind_is_answered(nodes):
     """Each restore may wait for storage for a minute."""
     stager = nodes.lead()

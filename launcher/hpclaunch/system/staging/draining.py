@@ -66,8 +66,9 @@ class Draining:
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
         self._path = ""  # on storage, of what is being drained
-        self._batch_began = 0.0
-        self._silent_since = 0.0  # the call during which silence was reported last
+        self._done = 0  # bytes of a copy, here and on other nodes
+        self._progress_at = 0.0  # when that has changed, or storage was last waited for
+        self._silent_since = 0.0  # the last silence that was reported
 
     @property
     def has_pauses(self) -> bool:
@@ -132,7 +133,7 @@ class Draining:
         began, step = time.monotonic(), contents.found.candidate.step
         self._paused, self.chosen, self._unweighed = 0.0, None, None
         self._path = path = self._launch.on_storage(contents.key)
-        self._batch_began = began
+        self._progress_at = began
         try:
             if self._is_outdated(contents):
                 self._drained[contents.key] = contents.identity
@@ -277,8 +278,8 @@ class Draining:
 
         def between(done: int, took: float) -> int:
             now = time.monotonic()
-            if took:
-                self._batch_began = now
+            if done != self._done:
+                self._done, self._progress_at = done, now
             if contents is not None and now >= self._say_due:
                 self._say_due = now + SAY
                 path = self._launch.on_storage(contents.key)
@@ -312,12 +313,12 @@ class Draining:
         self._answer()
         now = time.monotonic()
         if len(self._requests.pending) < asked:
-            self._batch_began = now  # an answer may take long, and is no silence of storage
+            self._progress_at = now  # an answer may take long, and is no silence of storage
         self._paused += now - began
 
     def _report_silence(self, now: float) -> None:
-        """Report once that a call on storage has not returned for long."""
-        since = max(self._batch_began, self._launch.storage_thread.began)
+        """Report once that storage has not answered for long, here or on another node."""
+        since = max(self._progress_at, self._launch.storage_thread.began)
         if now > since + SILENT and since > self._silent_since:
             self._silent_since = since
             silent = f"storage has not answered for {SILENT:.0f} s"

@@ -23,15 +23,16 @@ class StorageThread:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
         self.meanwhile: Between = at_once
-        self.began = 0.0  # the newest call
+        self.began = 0.0  # the newest call that has not returned
 
     def run(self, work: Callable[..., T], *args: object, meanwhile: Between | None = None) -> T:
         """Return what `work` returns. Raises what it raises, and what `meanwhile` raises: a
         GivenUpError only once the work is done, an OSError at once.
         """
-        self.began = time.monotonic()
+        outer, self.began = self.began, time.monotonic()
         call = self._pool.submit(work, *args)
         try:
             return results([call], meanwhile or self.meanwhile, 0)[0]
         finally:
+            self.began = outer
             call.cancel()  # if nobody waits for it any longer
