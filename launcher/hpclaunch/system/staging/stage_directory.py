@@ -33,7 +33,7 @@ class StageDirectory:
     def __init__(self, base: str, storage: str, name: str = "") -> None:
         """`name` replaces RANDOM, unless it is taken, so that all nodes have the same path."""
         while True:
-            self._home = _home(base)
+            self._home = _make_home(base)
             self._own = os.path.join(self._home, name or os.urandom(4).hex())
             name = ""
             try:
@@ -71,7 +71,7 @@ def lock_shared(own: str) -> int:
 
 def sweep(base: str) -> None:
     """Remove this user's directories that nobody holds. Raises OSError."""
-    home = _home(base)
+    home = _make_home(base)
     for name in _names(home):
         own = os.path.join(home, name)
         with contextlib.suppress(OSError):  # in use, or just removed by another launch
@@ -90,7 +90,7 @@ def of_launches(storage: str) -> Iterator[str]:
     user save for the directory `storage`. If a launch's stager here leads those of other nodes,
     yield the view of all nodes instead.
     """
-    home = _path(BASE)
+    home = _home(BASE)
     try:
         _refuse_others(home)
     except OSError:  # there is none, or somebody else has made it
@@ -145,11 +145,11 @@ def _names(home: str) -> list[str]:
         return []
 
 
-def _home(base: str) -> str:
+def _make_home(base: str) -> str:
     """Return the directory of this user's staging directories; make it if there is none. Raises
     PermissionError if it is another user's: anybody may create files in /dev/shm.
     """
-    home = _path(base)
+    home = _home(base)
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(home, 0o700)
@@ -158,7 +158,7 @@ def _home(base: str) -> str:
             return home
 
 
-def _path(base: str) -> str:
+def _home(base: str) -> str:
     return os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
 
 
