@@ -857,6 +857,24 @@ def test_read_only_directories(user):
     rmtree(str(user / "storage"))
 
 
+def test_an_unreadable_file_beside_a_checkpoint(user):
+    """It may be of another user, or somebody has made it so by mistake."""
+    node = Node(user)
+    write(node.storage / "step-1.pt", 1)
+    for name, root in (("theirs", node.storage), ("own", node.stage)):
+        (root / name).write_text("a line")
+        (root / name).chmod(0)
+    stager = node.stager()
+    assert stager.restore(messages.Restore(1)).path == str(node.storage / "step-1.pt")
+    write(node.stage / "step-2.pt", 2)
+    stager.work()
+    assert len(sent(node, messages.Drained)) == 1
+    assert not sent(node, messages.DrainFailed)
+    flushed = stager.flush(1)
+    assert (flushed.missing, flushed.checkpoint) == ((str(node.storage / "own"),), "")
+    node.close(stager)
+
+
 def test_one_in_the_root_stays_until_the_next_is_on_the_disk(node, stager, monkeypatch):
     SCRIPTS["sealed-root"](node.stage, 1)
     stager.work()

@@ -188,7 +188,8 @@ def notes(
     missing = [c for path, c in by_path.items() if path in absent and path != key]
     found = []
     for name in sorted(os.listdir(os.path.join(root, folder))):
-        with contextlib.suppress(FileNotFoundError):  # renamed or deleted meanwhile
+        # It may be renamed or deleted meanwhile, or be unreadable, and is no tracker then.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             each = file_at(root, os.path.join(folder, name))
             path = os.path.join(root, each.name)
             if each.is_link:
