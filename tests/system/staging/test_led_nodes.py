@@ -341,7 +341,7 @@ def test_a_stager_that_leads_no_more_gives_no_orders(nodes, monkeypatch, is_duri
 
 
 def test_a_stager_that_leads_no_more_keeps_no_memory(nodes):
-    """Its view has links to the files of its node. Once it leads again, there is another view."""
+    """The view has links to the files of its node. Once it leads again, there is another view."""
     stager, saved = nodes.lead(0), nodes.stages[0] / "step-1.pt"
     write(saved, 1)
     nodes.work(stager)

@@ -72,7 +72,7 @@ def test_the_one_of_a_launch_that_runs(base, monkeypatch):
 
 
 def test_in_a_directory_that_others_can_write_to_no_launch_is_shown(base, monkeypatch):
-    """They may have made a file there that never ends, for example."""
+    """Others may have made a pipe there, which is never at its end."""
     monkeypatch.setattr("hpclaunch.system.staging.stage_directory.BASE", base)
     assert not list(of_launches("/scratch/u/ckpt"))
     StageDirectory(base, "/scratch/u/ckpt")

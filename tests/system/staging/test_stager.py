@@ -800,7 +800,7 @@ def test_a_draft_that_could_not_be_removed_is_removed_later(node, stager, monkey
 
 
 def test_a_draft_that_another_node_still_writes_to_is_removed_whole(tmp_path, monkeypatch):
-    """It has not given up its copy yet."""
+    """The other node has not given up its copy yet."""
     rmdir = os.rmdir
 
     def late(*args, **options):
@@ -858,7 +858,7 @@ def test_read_only_directories(user):
 
 
 def test_an_unreadable_file_beside_a_checkpoint(user):
-    """It may be of another user, or somebody has made it so by mistake."""
+    """Another user may have made it, or somebody has made it unreadable by mistake."""
     node = Node(user)
     write(node.storage / "step-1.pt", 1)
     for name, root in (("theirs", node.storage), ("own", node.stage)):
