@@ -65,9 +65,8 @@ class Draining:
         self._unweighed: list[Contents] | None = None  # of a look that no copy has considered yet
         self._paused = 0.0  # seconds of this drain
         self.chosen: int | None = None  # the time of what was restored during this drain
-        self._path = ""  # on storage, of what is being drained
-        self._done = 0  # bytes of a copy, here and on other nodes
-        self._progress_at = 0.0  # when that has changed, or storage was last waited for
+        self._path = ""  # on storage, of what is being drained, or ""
+        self._progress_at = 0.0  # the last progress of a copy, here or on another node
         self._silent_since = 0.0  # the last silence that was reported
 
     @property
@@ -275,11 +274,13 @@ class Draining:
         """Return what to do between two pieces of a copy. `contents`: the checkpoint; None: the
         copy is of other files, and is given up once there is a new checkpoint.
         """
+        last = -1
 
         def between(done: int, took: float) -> int:
+            nonlocal last
             now = time.monotonic()
-            if done != self._done:
-                self._done, self._progress_at = done, now
+            if done != last:
+                last, self._progress_at = done, now
             if contents is not None and now >= self._say_due:
                 self._say_due = now + SAY
                 path = self._launch.on_storage(contents.key)
@@ -322,8 +323,11 @@ class Draining:
         if now > since + SILENT and since > self._silent_since:
             self._silent_since = since
             silent = f"storage has not answered for {SILENT:.0f} s"
-            path = self._path or self._launch.storage
-            self._requests.send(messages.DrainFailed(path, silent))
+            self._requests.send(
+                messages.DrainFailed(self._path, silent)
+                if self._path
+                else messages.OtherFailed(self._launch.storage, silent)
+            )
 
     def _look(self) -> None:
         """Look for new checkpoints, have other nodes copy them, and make room in memory."""

@@ -149,7 +149,7 @@ class Drained(Message):
 
 class DrainFailed(Message):
     """A checkpoint could not be copied, and the stager tries again later; or storage is silent, and
-    the work continues once it answers. Then the path may also be that of the whole directory.
+    the copy continues once it answers.
     """
 
     path: str
@@ -158,7 +158,8 @@ class DrainFailed(Message):
 
 class OtherFailed(Message):
     """A file that belongs to no checkpoint could not be copied; sent once for each reason. The
-    stager tries again after the next checkpoint, and at the end.
+    stager tries again after the next checkpoint, and at the end. Or storage is silent while no
+    checkpoint is copied; then the path is that of the whole directory.
     """
 
     path: str
