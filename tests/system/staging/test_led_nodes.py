@@ -1479,21 +1479,27 @@ def test_only_the_newest_request_of_a_kind_is_answered(nodes):
 
 
 def test_a_restore_waits_for_the_end_of_a_flush(nodes, monkeypatch):
-    """Otherwise the flush would copy what the workers of the next round are just saving."""
+    """Otherwise the flush would copy what the workers of the next round are just saving. A search
+    does not wait behind it.
+    """
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
-    copied, todo = copying._copy_span, [messages.Restore(4, (), (0, 1, 2))]
+    copied, todo = copying._copy_span, [messages.Search(5), messages.Restore(4, (), (0, 1, 2))]
 
     def copy_span(source, draft, *more):
         if todo and "storage" in draft:
-            stager.requests.pending.append(todo.pop())
-            time.sleep(0.5)
+            while todo:
+                stager.requests.pending.append(todo.pop())
+            until = time.monotonic() + 60
+            while not nodes.sent(messages.Searched) and time.monotonic() < until:
+                time.sleep(0.01)
         return copied(source, draft, *more)
 
     monkeypatch.setattr(copying, "_copy_span", copy_span)
     assert stager.flush(1).missing == ()
     assert not todo
     assert not nodes.sent(messages.Restored)
+    assert [message.id for message in nodes.sent(messages.Searched)] == [5]
     stager._answer()
     assert [message.id for message in nodes.sent(messages.Restored)] == [4]
 

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import filterfalse, takewhile
 from typing import TYPE_CHECKING
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
@@ -32,7 +32,7 @@ from .looking import PERIOD, Looking
 from .memory import Memory
 from .other_files import OtherFiles
 from .publishing import sweep
-from .requests import Requests
+from .requests import Pending, Requests
 from .restoring import restore
 from .stage_directory import await_orphans, lock_shared, rmtree
 
@@ -94,12 +94,15 @@ class Stager:
         """
         pending, send = self.requests.pending, self.requests.send
         late = (messages.Flush, messages.Restore) if self.looking.has_ended else messages.Flush
-        while pending:
-            waits = isinstance(pending[0], late) or not self._launch.has_several_nodes
-            if is_draining and waits:
-                return
-            match pending.popleft():
-                case messages.Restore() as request:
+
+        def waits(request: Pending) -> bool:
+            is_late = isinstance(request, late) or not self._launch.has_several_nodes
+            return is_draining and is_late
+
+        while (request := next(filterfalse(waits, pending), None)) is not None:
+            pending.remove(request)
+            match request:
+                case messages.Restore():
                     send(self.restore(request))
                 case messages.Search(id=number):
                     send(self.search(number))
