@@ -200,6 +200,15 @@ def test_the_newest_is_recorded_once_although_it_is_found_in_memory_and_by_the_s
     assert [type(fact) for fact in recorded] == [CheckpointSaved]
 
 
+def test_a_look_at_the_status_does_not_replace_the_search_at_the_end_of_the_job(resuming, staging):
+    resuming.choose(ChooseCheckpoint(number=7, is_last=True))
+    resuming.seek_newest()
+    assert len(staging.asked) == 1
+    resuming.began(PART)
+    resuming.seek_newest()
+    assert len(staging.asked) == 2
+
+
 def test_a_search_that_has_failed_is_no_sign_of_a_lost_checkpoint(
     resuming, staging, recorded, tmp_path
 ):

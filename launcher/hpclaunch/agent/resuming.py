@@ -166,7 +166,7 @@ class Resuming(Adapter):
             self._spread.note_round(stages=part.stages)
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
         self._watch(on=self._chose)
-        self._chose = False
+        self._chose, self._stager_number = False, 0
         if self._staging is not None:
             self._staging.note_rounds(self._rounds, hurry=False)
 
@@ -292,7 +292,7 @@ class Resuming(Adapter):
         now = time.monotonic()
         if not self._settings or now < self._newest_at:
             return
-        if self._search_number or self._look_number or self._newest_number:
+        if self._search_number or self._stager_number or self._look_number or self._newest_number:
             return
         self._newest_at = now + NEWEST_AGAIN
         spread, number = self._spread, self._number + 1
