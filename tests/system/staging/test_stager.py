@@ -732,15 +732,30 @@ def test_storage_that_is_silent_while_nothing_is_drained_is_reported_too(node, s
 
     def hang(*args):
         until = time.monotonic() + 60
-        while not sent(node, messages.DrainFailed) and time.monotonic() < until:
+        while not sent(node, messages.OtherFailed) and time.monotonic() < until:
             time.sleep(0.01)
         return examine(*args)
 
     monkeypatch.setattr(stager._launch.there, "examine", hang)
     write(node.stage / "step-1.pt", 1)
     stager.work()
-    assert [m.path for m in sent(node, messages.DrainFailed)] == [str(node.storage)]
+    assert [m.path for m in sent(node, messages.OtherFailed)] == [str(node.storage)]
+    assert not sent(node, messages.DrainFailed)  # no checkpoint is lost if the job ends now
     assert len(sent(node, messages.Drained)) == 1
+
+
+def test_an_idle_time_is_no_silence_of_storage(node, stager):
+    """The copy before was that of an empty file, so the next one begins with as many bytes."""
+    (node.stage / "logs").mkdir()
+    (node.stage / "logs" / "empty").touch()
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert "logs/empty" in names(node.storage)
+    stager.draining._progress_at -= 2 * draining.SILENT
+    (node.stage / "logs" / "log").write_text("a line")
+    assert stager.flush(1).missing == ()
+    assert not sent(node, messages.DrainFailed) + sent(node, messages.OtherFailed)
+    assert "logs/log" in names(node.storage)
 
 
 def test_full_storage_takes_what_it_has_room_for(node, stager, monkeypatch):
@@ -810,6 +825,12 @@ def test_a_draft_that_another_node_still_writes_to_is_removed_whole(tmp_path, mo
 
     with publishing.draft(str(tmp_path), "job") as drafted:
         monkeypatch.setattr(os, "rmdir", late)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_draft_for_whose_other_name_is_no_room_is_removed(tmp_path, monkeypatch):
+    with publishing.draft(str(tmp_path), "job"):
+        monkeypatch.setattr(os, "rename", fail(errno.ENOSPC))
     assert os.listdir(tmp_path) == []
 
 

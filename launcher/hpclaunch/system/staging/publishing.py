@@ -61,9 +61,11 @@ def _remove_draft(path: str) -> None:
     """Remove a draft, if it was not moved to its final name. Rename it first: another node that has
     not yet given up its copy makes no further file in it.
     """
-    with contextlib.suppress(OSError):  # moved, or storage fails
-        os.rename(path, old := f"{path}.old")
-        rmtree(old)
+    old = f"{path}.old"
+    with contextlib.suppress(OSError):  # moved, or storage has no room for a longer name
+        os.rename(path, old)
+    rmtree(old)
+    rmtree(path)
 
 
 def _new_draft(root: str, launch: str) -> str:
