@@ -361,6 +361,7 @@ def test_a_save_that_is_cut_short_under_its_name_is_restored_from_storage(
         same = "ckpt/snapshot.pt", f"{directory}/snapshot.pt"
         while not os.path.exists(same[0]) or not filecmp.cmp(*same, shallow=False):
             time.sleep(0.02)
+        await_fact("CheckpointStored")
         os.truncate(f"{directory}/snapshot.pt", 50)
         os.kill(os.getpid(), signal.SIGKILL)
 """
