@@ -213,9 +213,11 @@ class TemplateClient:
     def receive(self, wait: float = 0.0) -> list[Reply]:
         """Return the replies that are there after at most `wait` seconds; [] also once the template
         has ended."""
-        if self.process is None or not select.select([self.process], [], [], wait)[0]:
+        if self.process is None:
             return []
-        return self.process.replies() or []
+        poll = select.poll()
+        poll.register(self.process, select.POLLIN)
+        return (poll.poll(1000 * wait) and self.process.replies()) or []
 
     def fits(self, workers: Iterable[Worker]) -> bool:
         return all(worker.argv[: len(self.words)] == self.words for worker in workers)
