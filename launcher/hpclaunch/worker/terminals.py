@@ -206,9 +206,12 @@ def _become_copier(channel: socket.socket) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)
-    mine = channel.fileno()
-    os.closerange(3, mine)
-    os.closerange(mine + 1, os.sysconf("SC_OPEN_MAX"))
+    os.close(null)
+    # Not os.closerange: up to a high limit of open files, that takes minutes on some systems.
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != channel.fileno():
+            with contextlib.suppress(OSError):  # the descriptor of this listing, closed by now
+                os.close(fd)
     Copier(channel, console=2).run()
 
 
