@@ -13,8 +13,10 @@ import pytest
 from serving import LIMIT, Client, gone, python, sh, start_of, wait_for
 
 from hpclaunch.worker.fork_server_messages import (
+    Give,
     Keep,
     Kill,
+    Offer,
     Query,
     Signal,
     SignalLeft,
@@ -488,6 +490,22 @@ def test_a_signal_goes_only_to_those_that_handle_it(client):
     assert not client.events, "a worker ended"
     client.server.send(Kill())
     client.until("gone")
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [[Signal(signal.SIGUSR1)], *([Offer(1, 0, signum), Give(1)] for signum in (signal.SIGUSR1, 0))],
+    ids=["signal", "notice", "notice without a signal"],
+)
+def test_a_program_that_a_shell_waits_for_gets_a_signal_that_it_handles(client, requests):
+    handler = "trap 'echo usr1; exit' USR1; echo up; while :; do sleep 0.02; done"
+    client.start(["bash", "-c", f'bash -c "{handler}"; exit'])
+    wait_for(client.path(0, "out"))
+    for request in requests:
+        client.server.send(request)
+    client.until("gone")
+    assert client.path(0, "out").read_text() == "up\nusr1\n"
+    assert not [reply for reply in client.events if reply["event"] == "unhandled"]
 
 
 def test_nothing_outlives_a_killed_fork_server(client):

@@ -10,12 +10,11 @@ A worker that makes no steps of a torch optimizer takes the notice as soon as it
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
 from .fork_server_messages import Event, Offered, Taken, Unhandled, Unheard
-from .processes import catches, signal_all
+from .processes import catches, foreground, signal_all
 from .progress_watch import ProgressWatch
 from .shared_pages import WorkerPage
 from .site import _hpclaunch_layout as layout
@@ -45,8 +44,8 @@ class StepNotices:
 
     def offer(self, number: int, step: int, signum: int) -> Offered:
         """Offer a notice before `step`, or with 0 before the next step of each rank."""
-        pages = self._progress.pages
-        stepping = [page for page in pages.values() if makes_steps(page)]
+        pages, ours = self._progress.pages, self._workers.descendants()
+        stepping = [page for page in pages.values() if makes_steps(page, ours)]
         busy = any(map(is_on_its_way, stepping))
         if not busy:
             self._signum, self._step = signum, step
@@ -71,13 +70,16 @@ class StepNotices:
         """Give the notice. Report the ranks that cannot take it: they have no handler for the
         signal that it names, and do not ask for notices."""
         pages, pids = self._progress.pages, self._workers.pids()
+        ours = self._workers.descendants()
         self._given, self._given_step, self._given_to = number, self._step, set(pids)
         for page in pages.values():
             page.numbers[layout.GIVEN] = number
-            if not makes_steps(page):
+            if not makes_steps(page, ours):
                 page.numbers[layout.STEP_OF_NOTICE] = 0  # it has the notice from now on
         without = [
-            rank for rank, pid in pids.items() if not self._inform(pid, number, pages.get(rank))
+            rank
+            for rank, pid in pids.items()
+            if not self._inform(pid, number, pages.get(rank), ours)
         ]
         if without:
             self._report(Unhandled(self._signum, without))
@@ -86,26 +88,31 @@ class StepNotices:
         self._is_awaited = True
         self.look()
 
-    def _inform(self, pid: int, number: int, page: WorkerPage | None) -> bool:
+    def _inform(self, pid: int, number: int, page: WorkerPage | None, ours: set[int]) -> bool:
         """Send the signal to a worker that does not raise it itself. Return False if the worker
-        has no handler for the signal that the notice names, and does not ask for notices.
+        has no handler for the signal that the notice names, and does not ask for notices. `ours`
+        are the processes of the round.
 
         A worker that is ending, perhaps because of that signal, has no handlers any longer. So a
         handler that it had before counts, too."""
-        if page is not None and alive(page.number(layout.WRITER)):
+        if page is not None and page.number(layout.WRITER) in ours:
             pid = page.number(layout.WRITER)
+        else:
+            pid = next((each for each in foreground(pid) if self._handles(each)), pid)
         if self._signum and not catches(pid, self._signum):
             asks = page is not None and page.number(layout.ASKS)
             return bool(asks) or (page is not None and had_handler(page, self._signum))
-        if page is not None and makes_steps(page):
+        if page is not None and makes_steps(page, ours):
             return True
         signum = self._signum or handled(pid)
         if signum:
             if page is not None:
                 page.numbers[layout.TAKEN] = number
-            # The process need not be a child of the fork server, and may have just ended.
             signal_all((pid,), signum)
         return True
+
+    def _handles(self, pid: int) -> bool:
+        return catches(pid, self._signum) if self._signum else handled(pid) > 0
 
     def look(self) -> None:
         """Report it if all workers have taken the notice."""
@@ -149,10 +156,11 @@ class StepNotices:
         return able, [page for rank, page in stepping.items() if rank not in self._given_to]
 
 
-def makes_steps(page: WorkerPage) -> bool:
-    """Return whether a living process has an optimizer of torch, or counts its steps itself."""
+def makes_steps(page: WorkerPage, ours: set[int]) -> bool:
+    """Return whether a living process has an optimizer of torch, or counts its steps itself. If it
+    is none of `ours`, the processes of the round, it has ended, and another one has its pid."""
     makes = page.number(layout.MAKES) or page.number(layout.ENTERED)
-    return bool(makes) and alive(page.number(layout.WRITER))
+    return bool(makes) and page.number(layout.WRITER) in ours
 
 
 def had_handler(page: WorkerPage, signum: int) -> bool:
@@ -169,7 +177,3 @@ def is_on_its_way(page: WorkerPage) -> bool:
 def handled(pid: int) -> int:
     """Return the first of NOTICE_SIGNALS for which a process has a handler; 0 if it has none."""
     return next((s for s in layout.NOTICE_SIGNALS if catches(pid, s, ignored=False)), 0)
-
-
-def alive(pid: int) -> bool:
-    return bool(pid) and os.path.exists(f"/proc/{pid}")
