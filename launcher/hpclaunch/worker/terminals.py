@@ -224,6 +224,7 @@ class Copier:
         self._console = console
         self._channel: JsonLines | None = JsonLines(channel)  # None once the fork server is gone
         self._files: dict[int, int] = {}  # our end of a stream -> descriptor of its file
+        self._lost: dict[int, int] = {}  # by file: bytes lost since the last successful write
         self._end: float | None = None  # the time of its end, once the fork server is gone
 
     def run(self) -> None:
@@ -276,7 +277,7 @@ class Copier:
             return self._console
 
     def _copy(self, stream: int, most: int) -> None:
-        """Copy at most so many bytes. Data that cannot be written to the file is lost."""
+        """Copy at most so many bytes."""
         while most > 0:
             try:
                 data = os.read(stream, CHUNK)
@@ -287,10 +288,24 @@ class Copier:
             if not data:
                 os.close(stream)
                 file = self._files.pop(stream)
+                self._lost.pop(file, None)
                 if file != self._console:
                     os.close(file)
                 return
             most -= len(data)
-            with contextlib.suppress(OSError):
-                while data:
-                    data = data[os.write(self._files[stream], data) :]
+            self._write(self._files[stream], data)
+
+    def _write(self, file: int, data: bytes) -> None:
+        """Write to a file. Data that does not fit is lost; once the file can be written again, a
+        line there reports how much (as in `site/_hpclaunch_output.py`)."""
+        lost = self._lost.pop(file, 0)
+        try:
+            if lost:
+                note = b"\nhpclaunch: %d bytes are lost here\n" % lost
+                lost = 0 if os.write(file, note) == len(note) else lost
+            while data:
+                data = data[os.write(file, data) :]
+        except OSError:
+            lost += len(data)
+        if lost:
+            self._lost[file] = lost
