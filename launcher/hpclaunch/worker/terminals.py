@@ -131,9 +131,7 @@ class Terminals:
     def flush(self, rank: int | None = None) -> bool:
         """Have all output of a rank, which has ended, copied to its files; without a rank, of all
         ranks. Return whether this is to be waited for."""
-        for ended in [*self._streams] if rank is None else [rank]:
-            for fd in self._streams.pop(ended, ()):
-                os.close(fd)
+        self._end_streams([*self._streams] if rank is None else [rank])
         if self._channel is None:
             return False
         try:
@@ -155,10 +153,17 @@ class Terminals:
         self.pid = 0
 
     def close(self) -> None:
-        """Make no further requests. The copier still copies what is left in the streams."""
+        """Make no further requests. The copier still copies what is left in the streams, and ends
+        once nobody has them open."""
+        self._end_streams([*self._streams])
         if self._channel is not None:
             self._channel.close()
         self._channel = None
+
+    def _end_streams(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            for fd in self._streams.pop(rank, ()):
+                os.close(fd)
 
     def _ask(self, request: Request, *fds: int) -> None:
         if self._channel is None:
