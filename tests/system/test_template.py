@@ -686,7 +686,7 @@ def test_a_stop_while_the_template_hangs(client):
 
 @pytest.mark.parametrize("store", [False, True])
 def test_a_template_that_somebody_has_stopped_takes_a_large_request(client, store):
-    """Its socket takes only a part of the request until it continues."""
+    """The socket takes only a part of the request until the template continues."""
     client.prepare("import os; print(len(os.environ['LARGE3']))\n")
     client.ready()
     client.template().suspend()

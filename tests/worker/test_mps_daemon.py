@@ -30,7 +30,7 @@ def test_a_daemon_that_cannot_be_asked_gives_no_answer():
 
 @pytest.mark.usefixtures("_no_process")
 def test_a_daemon_that_cannot_be_asked_to_end_is_killed(tmp_path, monkeypatch):
-    """Its server would outlive it otherwise."""
+    """The server of a daemon would outlive it otherwise."""
     daemon = MpsDaemon("nvidia-cuda-mps-control", str(tmp_path), ["GPU-1"], Spawner({}, ()))
     killed = []
     monkeypatch.setattr(MpsDaemon, "alive", lambda _: True)
