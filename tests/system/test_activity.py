@@ -366,14 +366,6 @@ def _seems_idle(fds):
     return idle
 
 
-def test_a_session_that_has_got_the_pid_of_a_worker_is_not_the_workers():
-    """Idle workers that have ended are killed by the number of their group."""
-    worker = 1 << 22
-    for parent, owners in ((os.getpid(), [worker]), (1, [])):
-        stats = {worker: [b"S", b"%d" % parent, b"%d" % worker, b"%d" % worker]}
-        assert activity._owners(worker, stats, {worker}, ()) == owners
-
-
 @pytest.mark.fuzz
 @given(st.binary(min_size=1, max_size=15).filter(lambda name: b"\0" not in name))
 def test_whatever_a_process_is_called(name):

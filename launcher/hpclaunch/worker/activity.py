@@ -148,16 +148,11 @@ def _usage(workers: Iterable[int], others: Container[int]) -> dict[int, Usages]:
 
 
 def _owners(pid: int, stats: Stats, workers: Collection[int], others: Container[int]) -> list[int]:
-    """Return the workers to which a process may belong. A process that is not below this one
-    belongs to none, even if its session has the pid of a worker that has ended."""
-    owner, here = 0, os.getpid()
     while stats.get(pid):
         session, parent = int(stats[pid][SESSION]), int(stats[pid][PARENT])
-        if not owner and session in workers:
-            owner = session
-        if owner and here in (pid, parent):
-            return [owner]
-        if parent == here:
+        if session in workers:
+            return [session]
+        if parent == os.getpid():
             return [] if pid in others else list(workers)
         pid = parent
     return []
