@@ -93,12 +93,16 @@ class StepNotices:
         has no handler for the signal that the notice names, and does not ask for notices. `ours`
         are the processes of the round.
 
+        A program for which a shell waits gets a signal only if the notice names it. Many programs
+        handle SIGTERM just to end in order: a default notice must not end a compiler or a copy.
+
         A worker that is ending, perhaps because of that signal, has no handlers any longer. So a
         handler that it had before counts, too."""
         if page is not None and page.number(layout.WRITER) in ours:
             pid = page.number(layout.WRITER)
-        else:
-            pid = next((each for each in foreground(pid) if self._handles(each)), pid)
+        elif self._signum:
+            below = foreground(pid, self._signum)
+            pid = next((p for p in below if catches(p, self._signum, ignored=False)), pid)
         if self._signum and not catches(pid, self._signum):
             asks = page is not None and page.number(layout.ASKS)
             return bool(asks) or (page is not None and had_handler(page, self._signum))
@@ -110,9 +114,6 @@ class StepNotices:
                 page.numbers[layout.TAKEN] = number
             signal_all((pid,), signum)
         return True
-
-    def _handles(self, pid: int) -> bool:
-        return catches(pid, self._signum) if self._signum else handled(pid) > 0
 
     def look(self) -> None:
         """Report it if all workers have taken the notice."""

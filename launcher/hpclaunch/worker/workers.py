@@ -41,12 +41,12 @@ class Workers:
         return descendants(self.others())
 
     def pass_on(self, signum: int) -> list[int]:
-        """Send a signal to the workers that handle it. Where one does not, and only waits for
+        """Send a signal to the workers that handle it. Where one has no handler, and only waits for
         programs, as a shell does, those get it that do. Return the ranks of the others."""
         without = []
         for pid, rank in self.living.items():
-            able = [each for each in foreground(pid) if catches(each, signum)]
-            signal_all([pid] if pid in able else able, signum)
+            able = [each for each in foreground(pid, signum) if catches(each, signum)]
+            signal_all(able, signum)
             if not able:
                 without.append(rank)
         return without
