@@ -62,6 +62,22 @@ def test_a_place_without_locks_is_not_used_and_stays_empty(lockless, tmp_path):
     os.close(lock)
 
 
+def test_a_directory_that_another_keeper_uses_stays_if_the_kernel_grants_no_lock(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(mps_daemon, "LONGEST", 1000)
+    _, lock = mps_daemon.enter([str(tmp_path)], "mps-7")
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(mps_daemon.MpsError):
+        mps_daemon.enter([str(tmp_path)], "mps-7")
+    assert os.path.samestat(os.stat(tmp_path / "mps-7" / "lock"), os.fstat(lock))
+    os.close(lock)
+
+
 def test_what_an_older_launch_left_in_a_place_without_locks_does_no_harm(lockless):
     (lockless / "mps-6").mkdir()
     assert mps_daemon.sweep([str(lockless)], "mps-") == []

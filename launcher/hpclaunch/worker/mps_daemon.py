@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -32,6 +33,7 @@ KILL_LIMIT = 5.0
 QUIT = 1  # seconds that servers, which are unused by then, have to end by themselves
 LONGEST = 106  # bytes in the path of a daemon's sockets
 TICK = 0.02
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)  # flock(2) on Lustre without the option flock
 ACTIVE = "ACTIVE"  # a server that takes clients
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 NAME = "nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
@@ -86,9 +88,10 @@ def _hold(path: str) -> int:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
-        except OSError:  # this file system has no locks, as Lustre without the option flock
+        except OSError as e:
             os.close(lock)
-            shutil.rmtree(path, ignore_errors=True)
+            if e.errno in NO_LOCKS:  # so no keeper can use this directory
+                shutil.rmtree(path, ignore_errors=True)
             raise
         if _same(lock, f"{path}/lock"):
             return lock
