@@ -211,7 +211,6 @@ def _become_copier(channel: socket.socket) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)
-    os.close(null)
     # Not os.closerange: up to a high limit of open files, that takes minutes on some systems.
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd != channel.fileno():
