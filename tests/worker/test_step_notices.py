@@ -1,8 +1,6 @@
 """Notices with real workers: each takes one before the step that it was offered for, or none."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +11,7 @@ import pytest
 from hpclaunch.worker import step_notices
 from hpclaunch.worker.fork_server_messages import Offered, Taken, Unhandled, Unheard
 from hpclaunch.worker.progress_watch import ProgressWatch
-from hpclaunch.worker.site._hpclaunch_layout import ENTERED, IN_A_ROW, WRITER
+from hpclaunch.worker.site._hpclaunch_layout import ENTERED, IN_A_ROW
 from hpclaunch.worker.step_notices import StepNotices
 from hpclaunch.worker.workers import Workers
 from surroundings import environment
@@ -303,22 +301,6 @@ def test_a_worker_that_ends_at_that_moment(group, monkeypatch):
     monkeypatch.setattr(step_notices, "catches", catches)
     one.notices.offer(1, 1, USR1)
     one.give(1)
-
-
-def test_a_process_that_got_the_pid_of_one_below_a_worker_is_left_alone(group):
-    """A process below the worker wrote to its slot and has ended; the kernel uses its pid again."""
-    one = group(IDLE)
-    one.step()
-    one.notices.offer(1, 1, USR1)
-    one.watch.pages[0].numbers[WRITER] = os.getpid()
-    strangers = []
-    before = signal.signal(USR1, lambda *_: strangers.append(os.getpid()))
-    try:
-        assert one.give(1) == []
-    finally:
-        signal.signal(USR1, before)
-    assert strangers == []
-    assert one.hear(0)[:2] == [USR1, 1]
 
 
 def test_an_optimizer_that_is_made_after_the_notice(group):

@@ -10,6 +10,7 @@ A worker that makes no steps of a torch optimizer takes the notice as soon as it
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -44,8 +45,8 @@ class StepNotices:
 
     def offer(self, number: int, step: int, signum: int) -> Offered:
         """Offer a notice before `step`, or with 0 before the next step of each rank."""
-        pages, ours = self._progress.pages, self._workers.descendants()
-        stepping = [page for page in pages.values() if makes_steps(page, ours)]
+        pages = self._progress.pages
+        stepping = [page for page in pages.values() if makes_steps(page)]
         busy = any(map(is_on_its_way, stepping))
         if not busy:
             self._signum, self._step = signum, step
@@ -70,16 +71,13 @@ class StepNotices:
         """Give the notice. Report the ranks that cannot take it: they have no handler for the
         signal that it names, and do not ask for notices."""
         pages, pids = self._progress.pages, self._workers.pids()
-        ours = self._workers.descendants()
         self._given, self._given_step, self._given_to = number, self._step, set(pids)
         for page in pages.values():
             page.numbers[layout.GIVEN] = number
-            if not makes_steps(page, ours):
+            if not makes_steps(page):
                 page.numbers[layout.STEP_OF_NOTICE] = 0  # it has the notice from now on
         without = [
-            rank
-            for rank, pid in pids.items()
-            if not self._inform(pid, number, pages.get(rank), ours)
+            rank for rank, pid in pids.items() if not self._inform(pid, number, pages.get(rank))
         ]
         if without:
             self._report(Unhandled(self._signum, without))
@@ -88,17 +86,16 @@ class StepNotices:
         self._is_awaited = True
         self.look()
 
-    def _inform(self, pid: int, number: int, page: WorkerPage | None, ours: set[int]) -> bool:
+    def _inform(self, pid: int, number: int, page: WorkerPage | None) -> bool:
         """Send the signal to a worker that does not raise it itself. Return False if the worker
-        has no handler for the signal that the notice names, and does not ask for notices. `ours`
-        are the processes of the round.
+        has no handler for the signal that the notice names, and does not ask for notices.
 
         A program for which a shell waits gets a signal only if the notice names it. Many programs
         handle SIGTERM just to end in order: a default notice must not end a compiler or a copy.
 
         A worker that is ending, perhaps because of that signal, has no handlers any longer. So a
         handler that it had before counts, too."""
-        if page is not None and page.number(layout.WRITER) in ours:
+        if page is not None and alive(page.number(layout.WRITER)):
             pid = page.number(layout.WRITER)
         elif self._signum:
             below = foreground(pid, self._signum)
@@ -106,12 +103,13 @@ class StepNotices:
         if self._signum and not catches(pid, self._signum):
             asks = page is not None and page.number(layout.ASKS)
             return bool(asks) or (page is not None and had_handler(page, self._signum))
-        if page is not None and makes_steps(page, ours):
+        if page is not None and makes_steps(page):
             return True
         signum = self._signum or handled(pid)
         if signum:
             if page is not None:
                 page.numbers[layout.TAKEN] = number
+            # The process need not be a child of the fork server, and may have just ended.
             signal_all((pid,), signum)
         return True
 
@@ -157,11 +155,10 @@ class StepNotices:
         return able, [page for rank, page in stepping.items() if rank not in self._given_to]
 
 
-def makes_steps(page: WorkerPage, ours: set[int]) -> bool:
-    """Return whether a living process has an optimizer of torch, or counts its steps itself. If it
-    is none of `ours`, the processes of the round, it has ended, and another one has its pid."""
+def makes_steps(page: WorkerPage) -> bool:
+    """Return whether a living process has an optimizer of torch, or counts its steps itself."""
     makes = page.number(layout.MAKES) or page.number(layout.ENTERED)
-    return bool(makes) and page.number(layout.WRITER) in ours
+    return bool(makes) and alive(page.number(layout.WRITER))
 
 
 def had_handler(page: WorkerPage, signum: int) -> bool:
@@ -178,3 +175,7 @@ def is_on_its_way(page: WorkerPage) -> bool:
 def handled(pid: int) -> int:
     """Return the first of NOTICE_SIGNALS for which a process has a handler; 0 if it has none."""
     return next((s for s in layout.NOTICE_SIGNALS if catches(pid, s, ignored=False)), 0)
+
+
+def alive(pid: int) -> bool:
+    return bool(pid) and os.path.exists(f"/proc/{pid}")
