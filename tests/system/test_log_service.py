@@ -31,6 +31,7 @@ from hpclaunch.system.logs.messages import (
     Lost,
     Prepare,
     Prepared,
+    ReadFacts,
     ReadTail,
     Refused,
     StreamFile,
@@ -363,6 +364,19 @@ def test_what_is_left_is_shown_when_the_agent_is_killed(tmp_path):
     out, _ = agent.communicate(timeout=LIMIT)
     assert out == "a line\n"
     assert gone(pid)
+
+
+def test_at_the_end_an_answer_that_nobody_has_read_stops_nothing(tmp_path, monkeypatch):
+    """Neither end waits for the other one while both have more to send than the socket holds."""
+    monkeypatch.setattr(log_client, "END_LIMIT", 2 * log_client.NOTED)
+    title = {"format": 3, "launch": "71.0"}
+    facts = [title, *({"fact": "NodeLost", "why": "x" * 1000} for _ in range(1000))]
+    (tmp_path / "facts.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    client = LogServiceClient()
+    client.send(ReadFacts(str(tmp_path), "71.0", ("NodeLost",)))
+    client.append(tmp_path, "lines", "a line\n" * 100_000)
+    client.close()
+    assert (tmp_path / "lines").stat().st_size == 700_000
 
 
 def test_at_the_end_a_file_system_that_hangs_is_not_waited_for_for_ever(monkeypatch, capfd):
