@@ -27,6 +27,16 @@ def test_a_script_says_itself_that_all_ranks_have_saved(tmp_path):
     assert "optimizer/__0_0.distcp: cut short" in passed_over(tmp_path)
 
 
+def test_what_dcp_has_saved_without_collectives_needs_a_seal_most(tmp_path):
+    """Each rank has metadata of its own, which name its shards."""
+    directory = dcp_save(tmp_path / "step-5", at=100)
+    (directory / ".metadata").rename(directory / "__0.metadata")
+    (directory / ".complete").touch()
+    assert newest(tmp_path) == (str(directory), [])
+    damage(directory / "__0_1.distcp", cut_short)
+    assert "__0_1.distcp: cut short" in passed_over(tmp_path)
+
+
 def test_a_seal_by_another_name(tmp_path):
     directory = of_ranks(tmp_path / "step-5", at=100)
     assert "no DONE.* in it" in passed_over(tmp_path, complete="DONE.*")

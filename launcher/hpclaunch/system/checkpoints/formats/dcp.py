@@ -45,7 +45,7 @@ class Dcp:
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder = candidate.folder
-        if METADATA in folder.files or not any(map(OF_RANK.fullmatch, folder.files)):
+        if metadata_of(folder) in ([], [METADATA]):
             yield from sealed_shards(folder)
             return
         for entry in candidate.files_of_ranks(OF_RANK, "__{}.metadata").values():
@@ -56,7 +56,7 @@ def candidate(form: Format, place: Location) -> CheckpointCandidate | None:
     """Return the checkpoint in a directory with shards or metadata; None if it has neither."""
     files = place.folder.files
     shards = [name for name in files if name.endswith(SHARD)]
-    seals = [name for name in files if name == METADATA or OF_RANK.fullmatch(name)]
+    seals = metadata_of(place.folder)
     if not shards and not seals:
         return None
     decides = max((files[name] for name in seals or shards), key=lambda entry: entry.time)
@@ -65,6 +65,13 @@ def candidate(form: Format, place: Location) -> CheckpointCandidate | None:
     found.world = max(ranks) + 1 if ranks else None
     found.bare = False if seals and _names_optimizer(decides.path, decides.identity) else None
     return found
+
+
+def metadata_of(folder: Folder) -> list[str]:
+    """Return the names of the files of metadata: one, or without collectives one of each rank."""
+    if METADATA in folder.files:
+        return [METADATA]
+    return [name for name in folder.files if OF_RANK.fullmatch(name)]
 
 
 def sealed_shards(folder: Folder, metadata: str = METADATA) -> list[Part]:
