@@ -457,7 +457,7 @@ def test_a_file_has_no_live_line(tmp_path):
 
 
 def test_a_file_whose_disk_is_full_for_a_while(tmp_path):
-    """It gets all later text, and a line that says how much is missing."""
+    """The file gets all later text, and a line that says how much is missing."""
     path = tmp_path / "console"
     with path.open("wb") as f:
         out = console.Console(f.fileno())

@@ -222,7 +222,7 @@ def test_who_has_other_keys_does_not_get_in(keys, wiring, stranger):
 
 
 def test_a_head_that_is_busy_refuses_nobody(keys, wiring, monkeypatch):
-    """It closes connections that it has not authenticated in time, but has the same keys."""
+    """The head closes connections that it has not authenticated in time, but has the same keys."""
     monkeypatch.setattr(zmq_channel, "HANDSHAKE", 1000)
     head, member = wiring.head(keys, 2), wiring.member(keys, 1)
     with monkeypatch.context() as busy:
