@@ -32,9 +32,8 @@ FRAME = re.compile(r'^  File ".+", line \d+, in .+(?:\n    .*)?', re.MULTILINE)
 def files_of(failures: Iterable[Failure], logs: Path) -> dict[str, int]:
     """Return the error file of each failed worker, with the exit code that torch would record."""
     return {
-        str(logs / f"round-{each.round}" / f"rank-{each.rank}.error.json"): -each.signal
-        or each.code
-        for each in failures
+        str(logs / f"round-{f.round}" / f"rank-{f.rank}.error.json"): -f.signal or f.code
+        for f in failures
     }
 
 
