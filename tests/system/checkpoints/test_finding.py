@@ -15,6 +15,7 @@ from hpclaunch.system.checkpoints import archives, finding, listing, pickles
 from hpclaunch.system.checkpoints.candidates import Facts, step_of
 from hpclaunch.system.checkpoints.confinement import UnansweredError
 from hpclaunch.system.checkpoints.formats import deepspeed
+from hpclaunch.system.checkpoints.formats.lightning import LightningSharded
 from hpclaunch.system.checkpoints.listing import Folder
 from hpclaunch.system.checkpoints.reading import ResultCache
 
@@ -94,6 +95,19 @@ def test_a_world_that_could_not_be_read_is_read_again(tmp_path, fails_once):
     write({"dp_world_size": 1, "mp_world_size": 1}, tmp_path / "mp_rank_00_model_states.pt")
     assert deepspeed.world_of(Folder(str(tmp_path))) is None
     assert deepspeed.world_of(Folder(str(tmp_path))) == 1
+
+
+def test_a_format_that_cannot_be_recognised_is_not_taken_for_another(tmp_path, monkeypatch):
+    """Without `meta.pt`, a directory by Lightning would be a complete one by DCP."""
+    dcp_save(tmp_path / "step-5.ckpt", at=100)
+    assert "meta.pt is missing" in passed_over(tmp_path)
+
+    def fails(_self, place):
+        if place.name.endswith(".ckpt"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(LightningSharded, "recognise", fails)
+    assert "step-5.ckpt: unreadable, or just being deleted (Stale" in passed_over(tmp_path)
 
 
 def test_a_name_without_a_suffix_is_looked_at_again(tmp_path, monkeypatch):

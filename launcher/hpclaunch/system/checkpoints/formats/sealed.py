@@ -17,6 +17,7 @@ from ..candidates import (
     IncompleteError,
     Location,
     Part,
+    need,
     none_newer,
     step_of,
 )
@@ -37,8 +38,10 @@ class Sealed:
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         for prefix, folder in candidate.folder.tree():
-            found = folder.files.look().items()
-            none_newer((Part.of(entry, prefix + name) for name, entry in found), candidate.decides)
+            names = [*folder.files]
+            folder.files.look()
+            found = [Part.of(need(folder.files, name), prefix + name) for name in names]
+            none_newer(found, candidate.decides)
         yield from _structured(candidate.folder)
 
 
