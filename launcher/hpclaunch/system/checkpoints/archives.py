@@ -331,10 +331,10 @@ def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
 
 
 def fields_of(file: Entry, *names: str) -> dict[str, pickles.Field]:
-    """Return what `fields` finds in a file; {} if the file cannot be read or is damaged."""
+    """Return what `fields` finds in a file; {} if the file is damaged. Raises OSError."""
     try:
         return _fields_of(file.path, file.identity, names)
-    except (OSError, DamagedError):  # not cached: the next try may succeed
+    except DamagedError:  # not cached: the next try may succeed
         return {}
 
 
