@@ -123,6 +123,19 @@ def test_a_world_that_cannot_be_read_hides_no_missing_rank(tmp_path, monkeypatch
     assert "zero_pp_rank_1_mp_rank_00_optim_states.pt is missing" in passed_over(tmp_path)
 
 
+def test_an_archive_that_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
+    """Damage would count for as long as the file is not rewritten."""
+    save(tmp_path / "step-5.pt", at=100)
+
+    def fails(*_):
+        raise OSError(errno.EIO, "lost")
+
+    with archives.opened(str(tmp_path / "step-5.pt")) as window:
+        monkeypatch.setattr(os, "preadv", fails)
+        with pytest.raises(OSError, match="lost"):
+            archives.members(window)
+
+
 def test_a_name_without_a_suffix_is_looked_at_again(tmp_path, monkeypatch):
     save(tmp_path / "step-5", at=100)
     with monkeypatch.context() as patched:

@@ -273,7 +273,7 @@ def _directory(window: Window) -> tuple[int, int, int]:
 
 
 def members(window: Window) -> list[ZipInfo]:
-    """Return the members of a zip archive. Raises DamagedError."""
+    """Return the members of a zip archive. Raises DamagedError and OSError."""
     _, length, count = _directory(window)
     if length > MOST_DIRECTORY:
         raise DamagedError("damaged (its directory is too large)")
@@ -281,6 +281,8 @@ def members(window: Window) -> list[ZipInfo]:
         with ZipFile(window.stream()) as archive:
             found = archive.infolist()
     except (BadZipFile, NotImplementedError, ValueError, struct.error) as e:
+        if isinstance(e.__context__, OSError):  # zipfile hides that it could not read
+            raise e.__context__ from None
         raise DamagedError("damaged (its directory)") from e
     if len(found) != count or sum(member.compress_size for member in found) > window.length:
         raise DamagedError("damaged (its directory)")
