@@ -11,12 +11,12 @@ from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import REQUEUED_ENDS, Requeueing
 
 USR1, USR2, TERM = 10, 12, 15
-# Beats are rare here: most of these stories last a quarter of an hour.
+# Beats are rare here: most of these stories last minutes.
 SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True, "beat": 2.0}
 REQUEUED = Requeueing(REQUEUED_ENDS, most=5)
 
 
-def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, save_took=0.0, **settings):
+def training(hosts="n0 n1", *, ends_at=300.0, steps=100, save_took=0.0, **settings):
     """Start two agents with two workers each, all at the same step, of a job that Slurm ends."""
     crew = Crew(hosts, **SETTINGS | settings)
     crew.ends_at, crew.save_took = ends_at, save_took

@@ -33,7 +33,7 @@ def test_a_job_that_is_done_ends_once_all_is_on_storage():
     crew = training("n0", **STAGING)
     leave(crew)
     crew.until(100.0)
-    assert (crew.verdicts, crew.flush_until) == ({}, [1000.0 - 3.0])
+    assert (crew.verdicts, crew.flush_until) == ({}, [300.0 - 3.0])
     snapshot = crew.agents[0].snapshot(crew.now)
     assert snapshot is not None
     assert live_line(snapshot, TextStyle()) == "copying checkpoints to storage (1 m 38 s)"
@@ -105,7 +105,7 @@ def test_between_two_rounds_nothing_waits():
 
 @pytest.mark.parametrize(
     ("slurm_id", "signum", "until"),
-    [("7", 2, 997.0), ("7", TERM, 5.0 + 20.0 + 7.0), ("", 2, math.inf), ("", TERM, math.inf)],
+    [("7", 2, 297.0), ("7", TERM, 5.0 + 20.0 + 7.0), ("", 2, math.inf), ("", TERM, math.inf)],
 )
 def test_after_a_signal_the_wait_ends_before_slurm_kills_the_job(slurm_id, signum, until):
     crew = training("n0", slurm_id=slurm_id, **STAGING)

@@ -71,7 +71,7 @@ def test_an_answer_to_an_earlier_question_does_not_explain_sigterm():
     crew = training(ends_at=None)
     crew.until(100.0)
     crew.feed(1, Signalled(TERM))
-    crew.feed(0, EndFound(900.0, number=LATE))
+    crew.feed(0, EndFound(200.0, number=LATE))
     crew.until(101.0)
     assert not crew.verdicts
     crew.feed(0, EndFound(60.0, JobState.PREEMPTED))
@@ -81,7 +81,7 @@ def test_an_answer_to_an_earlier_question_does_not_explain_sigterm():
 
 
 def test_slurm_that_has_answered_is_asked_once_a_minute():
-    crew = training(ends_at=1000.0)
+    crew = training(ends_at=300.0)
     crew.ends_at = 100.0
     crew.until(55.0)
     assert given(crew) == {}
@@ -91,16 +91,16 @@ def test_slurm_that_has_answered_is_asked_once_a_minute():
 
 def test_notice_comes_in_time_and_the_end_in_order():
     crew = training()
-    crew.until(946.0)
+    crew.until(246.0)
     assert given(crew) == {}
-    crew.until(948.0)
+    crew.until(248.0)
     assert given(crew) == {0: [101], 1: [101]}
     assert said(crew, "notice") == [
         "the workers are given notice before step 101: the time limit is in 53 s"
     ]
-    crew.until(976.0)
+    crew.until(276.0)
     assert not crew.verdicts
-    crew.until(979.0)
+    crew.until(279.0)
     assert verdict(crew).code == 128 + TERM
     assert verdict(crew).reason == (
         "ended 23 s before the time limit; nothing was saved after the notice before step 101"
@@ -109,7 +109,7 @@ def test_notice_comes_in_time_and_the_end_in_order():
 
 
 def test_the_longer_a_save_takes_the_earlier_notice_is():
-    crew = training(notice=-1.0)
+    crew = training(ends_at=1000.0, notice=-1.0)
     crew.feed(1, seen(steps=(100, 100), save=200.0))
     crew.until(546.0)
     assert given(crew) == {}
@@ -118,7 +118,7 @@ def test_the_longer_a_save_takes_the_earlier_notice_is():
 
 
 def test_the_checkpoints_of_an_earlier_run_show_how_long_a_save_takes():
-    crew = training(notice=-1.0, save_took=200.0)
+    crew = training(ends_at=1000.0, notice=-1.0, save_took=200.0)
     crew.until(546.0)
     assert given(crew) == {}
     crew.until(548.0)
@@ -166,14 +166,14 @@ def test_an_end_that_is_put_off_has_a_notice_of_its_own():
 
 def test_without_notice_nothing_is_asked_or_given():
     crew = training(notice=0.0)
-    crew.until(1500.0)
+    crew.until(800.0)
     assert given(crew) == {}
     assert not crew.verdicts
 
 
 def test_without_an_answer_of_slurm_nothing_happens():
     crew = training(ends_at=None)
-    crew.until(1500.0)
+    crew.until(800.0)
     assert given(crew) == {}
     assert not crew.verdicts
 
@@ -190,12 +190,12 @@ def test_no_round_begins_when_it_is_too_late():
 def test_the_end_comes_between_two_rounds():
     """A checkpoint that was saved after the notice counts."""
     crew = training(loss=3.0)
-    crew.until(951.0)
+    crew.until(251.0)
     take(crew)
-    crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
-    crew.until(970.0)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 253.0
+    crew.until(270.0)
     crew.kill(1, down=True)
-    crew.until(995.0)
+    crew.until(295.0)
     assert said(crew, "waiting for n1")
     assert verdict(crew).code == EXIT_SAVED
     assert verdict(crew).reason == (
@@ -210,35 +210,35 @@ def test_ranks_that_are_further_get_a_later_step():
     crew = training()
     crew.steps[1] = (5000, 5003)
     crew.steps[0] = (5001, 5002)
-    crew.until(951.0)
+    crew.until(251.0)
     assert given(crew) == {0: [5005], 1: [5005]}
 
 
 def test_one_that_does_not_answer_is_not_waited_for_for_ever():
     crew = training()
     steps = crew.steps.pop(1)
-    crew.until(951.0)
+    crew.until(251.0)
     assert crew.offers.keys() == {0}
-    crew.until(954.0)
+    crew.until(254.0)
     assert crew.withdrawn == [0, 1]
     assert given(crew) == {}
     crew.steps[1] = steps
-    crew.until(960.0)
+    crew.until(260.0)
     assert given(crew) == {0: [101], 1: [101]}
 
 
 def test_ranks_that_do_not_step_together_each_have_their_own_step():
     crew = training()
     crew.steps[1] = (500, 510)
-    crew.until(951.0)
+    crew.until(251.0)
     assert given(crew) == {0: [EACH_ITS_NEXT], 1: [EACH_ITS_NEXT]}
 
 
 def test_ranks_without_an_optimizer_are_waited_for_a_while():
     crew = training(steps=0)
-    crew.until(955.0)
+    crew.until(255.0)
     assert given(crew) == {}
-    crew.until(960.0)
+    crew.until(260.0)
     assert given(crew) == {0: [1], 1: [1]}
     assert said(crew, "notice") == ["the workers are given notice: the time limit is in 43 s"]
 
@@ -247,27 +247,27 @@ def test_ranks_without_an_optimizer_are_waited_for_a_while():
 def test_ranks_with_and_without_an_optimizer(ready):
     crew = training()
     crew.steps[ready] = ()
-    crew.until(951.0)
+    crew.until(251.0)
     assert given(crew) == {0: [101], 1: [101]}
 
 
 def test_a_new_round_is_given_notice_again():
     crew = training(loss=3.0)
-    crew.until(951.0)
+    crew.until(251.0)
     crew.feed(1, WorkerExited(2, 1, 0))
-    crew.until(953.0)
+    crew.until(253.0)
     assert sorted(crew.parts) == [0, 1]
     assert given(crew) == {0: [101, 102], 1: [101, 102]}
 
 
 def test_another_head_gives_notice_in_its_own_round():
     crew = training("n0 n1 n2", fewest=2, loss=3.0)
-    crew.until(940.0)
+    crew.until(240.0)
     del crew.steps[2]
-    crew.until(951.0)
+    crew.until(251.0)
     crew.kill(0)
     crew.steps[2] = (100, 100)
-    crew.until(962.0)
+    crew.until(262.0)
     assert max(crew.parts) > 0
     assert given(crew) == {1: [102], 2: [102]}
 
@@ -290,7 +290,7 @@ def test_a_job_that_is_preempted():
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_preempted_job_with_a_spare(first):
     """The spare, without workers, gets SIGTERM too: in any order, the job does not end yet."""
-    crew = training("n0 n1 n2", most=2, fewest=2)
+    crew = training("n0 n1 n2", ends_at=1000.0, most=2, fewest=2)
     crew.until(100.0)
     preempt(crew, 160.0, agents=(first, *({0, 1, 2} - {first})))
     crew.until(112.0)
@@ -310,7 +310,7 @@ def test_a_job_that_is_preempted_between_two_rounds():
 
 
 def test_a_preemption_is_not_forgotten_when_slurm_does_not_answer():
-    crew = training()
+    crew = training(ends_at=1000.0)
     crew.until(100.0)
     preempt(crew, 300.0)
     crew.until(110.0)
@@ -325,14 +325,14 @@ def test_a_preemption_is_not_forgotten_when_slurm_does_not_answer():
     ("state", "ends_at", "requeueing"),
     [
         (JobState.OVER, 100.0, REQUEUED),
-        (JobState.OVER, 1000.0, REQUEUED),
+        (JobState.OVER, 300.0, REQUEUED),
         (JobState.RUNNING, 1400.0, REQUEUED),  # somebody has signalled it, long before its end
-        (JobState.UNKNOWN, 1000.0, REQUEUED),  # the environment has answered
-        (JobState.RUNNING, 1000.0, Requeueing()),
+        (JobState.UNKNOWN, 300.0, REQUEUED),  # the environment has answered
+        (JobState.RUNNING, 300.0, Requeueing()),
     ],
 )
 def test_a_job_that_is_cancelled(state, ends_at, requeueing):
-    crew = training(ends_at=1000.0, requeueing=requeueing)
+    crew = training(ends_at=300.0, requeueing=requeueing)
     crew.until(100.0)
     crew.state, crew.ends_at = state, ends_at
     crew.feed(1, Signalled(TERM))
@@ -344,7 +344,7 @@ def test_a_job_that_is_cancelled(state, ends_at, requeueing):
 
 def test_a_job_that_is_cancelled_is_not_at_its_time_limit():
     """Slurm reports the preemption before its SIGTERM comes."""
-    crew = training(ends_at=1000.0)
+    crew = training(ends_at=300.0)
     crew.until(100.0)
     crew.feed(0, EndFound(0.0, JobState.OVER))
     assert not crew.verdicts
@@ -357,14 +357,14 @@ def test_a_job_that_is_cancelled_is_not_at_its_time_limit():
 def test_sigterm_near_the_time_limit_announces_it():
     """Slurm sends it like this for `#SBATCH --signal=TERM@80`."""
     crew = training(requeueing=REQUEUED)
-    crew.until(920.0)
+    crew.until(220.0)
     crew.feed(1, Signalled(TERM))
-    crew.until(930.0)
+    crew.until(230.0)
     assert crew.said[-1] == "the job is near its time limit: it ends in 80 s"
     assert given(crew) == {}
-    crew.until(949.0)
+    crew.until(249.0)
     assert given(crew) == {0: [101], 1: [101]}
-    crew.until(979.0)
+    crew.until(279.0)
     assert verdict(crew).reason.startswith("ended 23 s before the time limit")
     assert kind(crew) is EndKind.TIME_LIMIT
     assert len(said(crew, "near its time limit")) == 1
@@ -372,24 +372,24 @@ def test_sigterm_near_the_time_limit_announces_it():
 
 def test_workers_that_leave_after_sigterm_near_the_time_limit():
     crew = training(requeueing=REQUEUED)
-    crew.until(920.0)
+    crew.until(220.0)
     for agent in (0, 1):
         crew.feed(agent, Signalled(TERM))
-    crew.checkpoint, crew.saved_at = "/c/5.pt", 921.0
-    crew.until(922.0)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 221.0
+    crew.until(222.0)
     leave(crew)
-    crew.until(923.0)
+    crew.until(223.0)
     assert (verdict(crew).code, kind(crew)) == (EXIT_SAVED, EndKind.TIME_LIMIT)
     assert "the workers left after Slurm's SIGTERM" in verdict(crew).reason
 
 
 def test_a_job_that_is_preempted_shortly_before_its_time_limit():
     crew = training(requeueing=REQUEUED)
-    crew.until(900.0)
+    crew.until(200.0)
     crew.feed(1, Signalled(TERM))
-    crew.until(905.0)
-    preempt(crew, 965.0)
-    crew.until(950.0)
+    crew.until(205.0)
+    preempt(crew, 265.0)
+    crew.until(250.0)
     assert kind(crew) is EndKind.PREEMPTION
 
 
@@ -410,14 +410,14 @@ def test_a_job_that_is_cancelled_while_slurm_does_not_answer():
 def test_workers_that_are_done_while_slurm_does_not_answer_and_the_time_is_over():
     """`until` sees to it that nobody spins until then."""
     crew = training()
-    crew.until(976.0)
+    crew.until(276.0)
     take(crew)
     crew.ends_at = None
     crew.feed(0, Signalled(TERM))
     leave(crew)
-    crew.until(977.5)
+    crew.until(277.5)
     assert not crew.verdicts
-    crew.until(990.0)
+    crew.until(290.0)
     assert verdict(crew).reason == "ended by SIGTERM on n0"
 
 
@@ -455,12 +455,12 @@ def test_a_signal_for_the_workers_is_passed_on_once_to_all():
 
 def test_workers_that_save_and_leave():
     crew = training()
-    crew.until(951.0)
+    crew.until(251.0)
     take(crew)
-    crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
-    crew.until(955.0)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 253.0
+    crew.until(255.0)
     leave(crew)
-    crew.until(956.0)
+    crew.until(256.0)
     assert verdict(crew).code == EXIT_SAVED
     assert verdict(crew).reason == (
         "saved, not finished: the workers left after the notice before step 101, with /c/5.pt"
@@ -473,12 +473,12 @@ def test_workers_that_save_and_leave():
 def test_workers_that_leave_at_the_step_and_have_saved_nothing(settings, code):
     """Workers that saved nothing at the step do not count as finished."""
     crew = training(**settings)
-    crew.until(970.0)
+    crew.until(270.0)
     take(crew)
     take(crew, last=True)
-    crew.checkpoint, crew.saved_at = "/c/5.pt", 900.0
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 200.0
     leave(crew)
-    crew.until(971.0)
+    crew.until(271.0)
     assert verdict(crew).code == code
     if code:
         assert verdict(crew).reason == (
@@ -487,15 +487,15 @@ def test_workers_that_leave_at_the_step_and_have_saved_nothing(settings, code):
         )
 
 
-@pytest.mark.parametrize(("saved_at", "rounds"), [(952.0, 1), (900.0, 2)])
+@pytest.mark.parametrize(("saved_at", "rounds"), [(252.0, 1), (200.0, 2)])
 def test_workers_that_leave_with_a_code_of_their_own(saved_at, rounds):
     """Workers that have saved have not failed: there is no other round."""
     crew = training()
-    crew.until(951.0)
+    crew.until(251.0)
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
     crew.feed(1, WorkerExited(2, 99, 0))
-    crew.until(955.0)
+    crew.until(255.0)
     assert len(crew.parts) == rounds
     if rounds == 1:
         assert verdict(crew).code == EXIT_SAVED
@@ -532,7 +532,7 @@ def test_workers_that_leave_for_a_signal_before_its_notice(signum, answers, afte
     """Slurm has sent it to them as well. They save as long as they like, at the step that they are
     in, and the notice of it was given for the next one, or not even that.
     """
-    crew = training()
+    crew = training(ends_at=1000.0)
     crew.until(100.0)
     if not answers:
         crew.steps.clear()
@@ -554,7 +554,7 @@ def test_workers_that_leave_for_a_signal_before_its_notice(signum, answers, afte
 
 @pytest.mark.parametrize(("after", "code"), [(5.0, EXIT_SAVED), (500.0, 0)])
 def test_workers_without_an_optimizer_that_leave_for_a_signal(after, code):
-    crew = training(steps=0)
+    crew = training(ends_at=1000.0, steps=0)
     crew.until(100.0)
     crew.feed(1, Signalled(USR1))
     crew.until(101.0)
@@ -588,11 +588,11 @@ def test_workers_that_have_continued_after_a_signal_are_finished():
     crew.feed(1, Signalled(USR1))
     crew.until(101.0)
     take(crew)
-    crew.until(951.0)
+    crew.until(251.0)
     assert given(crew) == {0: [101, 101], 1: [101, 101]}
-    crew.checkpoint, crew.saved_at = "/c/5.pt", 952.0
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 252.0
     leave(crew)
-    crew.until(953.0)
+    crew.until(253.0)
     assert verdict(crew).code == 0
 
 
@@ -631,38 +631,38 @@ def test_some_that_leave_at_the_step_of_a_signal_are_finished():
     assert verdict(crew).code == 0
 
 
-@pytest.mark.parametrize(("taken", "saved_at"), [(True, 900.0), (True, None), (False, 953.0)])
+@pytest.mark.parametrize(("taken", "saved_at"), [(True, 200.0), (True, None), (False, 253.0)])
 def test_workers_that_are_finished(taken, saved_at):
     """Workers are finished if they have saved nothing since, or have not come to the step."""
     crew = training()
-    crew.until(951.0)
+    crew.until(251.0)
     if taken:
         take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
-    crew.until(955.0)
+    crew.until(255.0)
     leave(crew)
-    crew.until(956.0)
+    crew.until(256.0)
     assert verdict(crew).code == 0
 
 
 def test_workers_that_save_and_leave_after_others_have_finished():
     """The others had less to do, and have had no notice."""
     crew = training()
-    crew.until(940.0)
+    crew.until(240.0)
     leave(crew, agents=[0])
-    crew.until(951.0)
+    crew.until(251.0)
     assert given(crew) == {1: [101]}
     take(crew)
-    crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
-    crew.until(955.0)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 253.0
+    crew.until(255.0)
     leave(crew, agents=[1])
-    crew.until(956.0)
+    crew.until(256.0)
     assert verdict(crew).code == EXIT_SAVED
 
 
 @pytest.mark.parametrize(("after", "code"), [(5.0, EXIT_SAVED), (500.0, 0)])
 def test_workers_that_save_and_leave_for_a_signal(after, code):
-    crew = training()
+    crew = training(ends_at=1000.0)
     crew.until(100.0)
     crew.feed(1, Signalled(USR1))
     crew.until(101.0)
@@ -692,7 +692,7 @@ def test_the_search_for_what_they_have_saved_may_take_a_while():
 @pytest.mark.parametrize(("saved_at", "code"), [(595.0, EXIT_SAVED), (90.0, 0)])
 def test_a_save_for_a_signal_may_take_long(saved_at, code):
     """The workers have done nothing but save since the signal."""
-    crew = training()
+    crew = training(ends_at=1000.0)
     crew.until(100.0)
     crew.feed(1, Signalled(USR1))
     crew.until(101.0)
@@ -707,10 +707,10 @@ def test_a_save_for_a_signal_may_take_long(saved_at, code):
 
 def test_workers_that_save_and_continue():
     crew = training()
-    crew.until(951.0)
+    crew.until(251.0)
     take(crew)
-    crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
-    crew.until(979.0)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 253.0
+    crew.until(279.0)
     assert verdict(crew).code == EXIT_SAVED
     assert verdict(crew).reason == (
         "saved, not finished: ended 23 s before the time limit, with /c/5.pt"
@@ -719,39 +719,39 @@ def test_workers_that_save_and_continue():
 
 def test_a_search_that_takes_too_long():
     crew = training()
-    crew.until(951.0)
+    crew.until(251.0)
     take(crew)
     crew.checkpoint = None
-    crew.until(985.0)
+    crew.until(285.0)
     assert not crew.verdicts
-    crew.until(992.0)
+    crew.until(292.0)
     assert verdict(crew).code == 128 + TERM
 
 
 def test_a_search_that_outlasts_the_round():
     """The answer to the search for the next one is not taken for its own."""
     crew = training()
-    crew.until(951.0)
+    crew.until(251.0)
     take(crew)
     crew.checkpoint = None
     leave(crew)
-    crew.until(952.0)
+    crew.until(252.0)
     crew.checkpoint = ""
     crew.feed(0, Requested(Request.RESTART))
-    crew.until(970.0)
+    crew.until(270.0)
     assert sorted(crew.parts) == [0, 1]
 
 
 def test_a_node_that_comes_back_does_not_repeat_a_training_that_is_over():
     crew = training(loss=3.0, fewest=1)
-    crew.until(951.0)
+    crew.until(251.0)
     take(crew)
     crew.checkpoint = None
     leave(crew)
     crew.cut([0], [1])
-    crew.until(958.0)
+    crew.until(258.0)
     crew.mend()
-    crew.until(970.0)
+    crew.until(270.0)
     assert verdict(crew).code == 0
     assert sorted(crew.parts) == [0]
 
@@ -760,7 +760,7 @@ def test_a_node_that_comes_back_does_not_repeat_a_training_that_is_over():
 
 
 def drained(*, saves=True):
-    crew = training("n0 n1 n2", most=2, fewest=2)
+    crew = training("n0 n1 n2", ends_at=1000.0, most=2, fewest=2)
     crew.until(100.0)
     crew.draining = ("n1",)
     crew.until(130.0)
@@ -787,7 +787,7 @@ def test_a_spare_takes_the_place_of_a_drained_node_once_the_workers_have_saved()
 
 @pytest.mark.parametrize(("age", "rounds"), [(1.0, [0, 1]), (50.0, [0])])
 def test_a_save_that_is_done_before_the_first_look(age, rounds):
-    crew = training("n0 n1 n2", most=2, fewest=2)
+    crew = training("n0 n1 n2", ends_at=1000.0, most=2, fewest=2)
     crew.until(115.0)
     crew.draining, crew.checkpoint = ("n1",), None
     crew.until(125.0)
@@ -838,7 +838,7 @@ def test_a_drained_node_without_a_spare_stays_in_use():
 
 
 def test_a_drained_spare_takes_no_place():
-    crew = training("n0 n1 n2", most=2, fewest=2)
+    crew = training("n0 n1 n2", ends_at=1000.0, most=2, fewest=2)
     crew.draining = ("n1", "n2")
     crew.until(200.0)
     assert given(crew) == {}

@@ -43,11 +43,11 @@ def asked(on=REQUEUED_ENDS, *, most=5, before=0, is_chain=False):
 def to_the_limit(requeueing, *, first="", last=""):
     """Start a job that resumes from a checkpoint or begins anew, and saves the last one or none."""
     crew = Crew("n0 n1", **SETTINGS, requeueing=requeueing)
-    crew.ends_at, crew.checkpoint, crew.steps = 1000.0, first, {0: (5, 5), 1: (5, 5)}
+    crew.ends_at, crew.checkpoint, crew.steps = 300.0, first, {0: (5, 5), 1: (5, 5)}
     crew.start(0, 1)
-    crew.until(951.0)
-    crew.checkpoint, crew.saved_at = last or first, 953.0 if last else 0.0
-    crew.until(995.0)
+    crew.until(251.0)
+    crew.checkpoint, crew.saved_at = last or first, 253.0 if last else 0.0
+    crew.until(295.0)
     return verdict(crew)
 
 
@@ -82,9 +82,9 @@ def test_another_run_must_have_made_progress(first, last, sequel):
 
 def test_what_cannot_be_found_out_is_no_objection():
     crew = training(requeueing=asked(before=1))
-    crew.until(951.0)
+    crew.until(251.0)
     crew.checkpoint = None
-    crew.until(995.0)
+    crew.until(295.0)
     assert verdict(crew).sequel is Sequel.REQUEUE
 
 
@@ -138,13 +138,13 @@ def test_a_node_that_is_lost():
 def test_a_user_stops_a_job_whose_time_is_up():
     """The request comes while the workers' newest checkpoint is searched for."""
     crew = training(requeueing=asked())
-    crew.until(900.0)
+    crew.until(200.0)
     crew.checkpoint = None
-    crew.until(985.0)
+    crew.until(285.0)
     assert not crew.running
     assert not crew.verdicts
     crew.feed(0, Requested(Request.STOP))
-    crew.until(999.0)
+    crew.until(299.0)
     assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.TIME_LIMIT, Sequel.LEAVE)
     assert verdict(crew).code == 128 + TERM
     assert verdict(crew).reason.endswith(STOPPED)
@@ -307,7 +307,7 @@ def test_a_job_that_somebody_else_requeues():
         crew.feed(agent, Signalled(TERM))
     crew.until(101.0)
     assert "the job is requeued: it ends in 30 s" in crew.said
-    crew.ends_at = 1000.0
+    crew.ends_at = 300.0
     crew.until(106.0)
     assert not crew.verdicts
     crew.until(125.0)
@@ -353,10 +353,10 @@ def test_a_chain_ends_with_a_script_that_fails():
 def test_a_job_that_is_preempted_while_its_workers_are_stopped_for_the_time_limit():
     """The origin of its end is another one by then, and another run must have made progress."""
     crew = Crew("n0 n1", **SETTINGS, requeueing=asked((EndKind.PREEMPTION,), before=1))
-    crew.ends_at, crew.checkpoint, crew.steps = 1000.0, "/c/5.pt", {0: (5, 5), 1: (5, 5)}
+    crew.ends_at, crew.checkpoint, crew.steps = 300.0, "/c/5.pt", {0: (5, 5), 1: (5, 5)}
     crew.start(0, 1)
-    crew.until(951.0)
-    crew.checkpoint, crew.saved_at = "/c/9.pt", 953.0
+    crew.until(251.0)
+    crew.checkpoint, crew.saved_at = "/c/9.pt", 253.0
     carry_out, stopped = crew._carry_out, set()
 
     def stop_slowly(agent, effect):
@@ -368,13 +368,13 @@ def test_a_job_that_is_preempted_while_its_workers_are_stopped_for_the_time_limi
     crew._carry_out = stop_slowly
     while len(stopped) < 2:
         crew.until(crew.now + 0.25)
-        assert crew.now < 995.0
+        assert crew.now < 295.0
     crew.state = JobState.PREEMPTED
     crew.feed(0, EndFound(crew.ends_at, JobState.PREEMPTED, may_requeue=True))
     crew._carry_out = carry_out
     for agent in stopped:
         crew.running.pop(agent)
         crew.feed(agent, WorkersGone())
-    crew.until(995.0)
+    crew.until(295.0)
     ended = verdict(crew)
     assert (ended.origin, ended.sequel) == (Origin.PREEMPTION, Sequel.REQUEUE)

@@ -54,7 +54,7 @@ def saved(crew):
 
 def time_limit(requeueing):
     crew = training(requeueing=requeueing)
-    crew.until(951.0)
+    crew.until(251.0)
     return saved(crew)
 
 

@@ -23,10 +23,10 @@ def end_beside_an_upload(crew):
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_training_that_is_over_before_the_time_limit_is_finished(saves):
     crew = training(saves=saves, requeueing=REQUEUED)
-    crew.until(970.0)
+    crew.until(270.0)
     end_beside_an_upload(crew)
     leave(crew, agents=[0])
-    crew.until(1000.0)
+    crew.until(300.0)
     assert verdict(crew).code == 0
 
 
@@ -45,14 +45,14 @@ def test_a_training_that_is_over_is_not_repeated_without_a_lost_node():
 def test_workers_that_have_ended_before_a_notice_need_not_take_it():
     """The others leave at its step, and the job is not finished."""
     crew = training(requeueing=REQUEUED)
-    crew.until(940.0)
+    crew.until(240.0)
     end_beside_an_upload(crew)
-    crew.until(950.0)
+    crew.until(250.0)
     crew.feed(0, NoticeTaken(crew.notices[0][-1].number, last=True))
-    crew.checkpoint, crew.saved_at = "/c/100.pt", 955.0
-    crew.until(956.0)
+    crew.checkpoint, crew.saved_at = "/c/100.pt", 255.0
+    crew.until(256.0)
     leave(crew, agents=[0])
-    crew.until(958.0)
+    crew.until(258.0)
     crew.feed(1, WorkersGone())
-    crew.until(972.0)
+    crew.until(272.0)
     assert verdict(crew).code == EXIT_SAVED
