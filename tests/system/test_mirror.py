@@ -251,20 +251,6 @@ def test_the_next_round_is_read_again_and_again_only_if_it_has_no_watches(tmp_pa
     mirror.close()
 
 
-def test_a_file_that_cannot_be_followed_is_closed(tmp_path, monkeypatch):
-    def fails(*_):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    mirror, path = Mirror(), tmp_path / "rank-0.out"
-    with monkeypatch.context() as lost:
-        lost.setattr(os, "lseek", fails)
-        with pytest.raises(OSError, match="Stale"):
-            mirror.follow(path, Tap(Screen()))
-    mirror.close()
-    fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    assert str(path) not in [os.readlink(fd) for fd in fds if os.path.exists(fd)]
-
-
 def test_a_file_that_cannot_be_read_for_a_while(mirror, tmp_path, monkeypatch):
     path, screen, read = tmp_path / "rank-0.out", Screen(), os.read
     mirror.follow(path, Tap(screen))

@@ -174,17 +174,13 @@ class Mirror:
 
     def follow(self, path: Path | str, *taps: Tap) -> None:
         """Copy what is written to a file from now on. A missing file is created, even without a
-        tap. Raises OSError.
+        tap.
         """
         fd = private_files.open_file(path, os.O_RDONLY | os.O_CREAT)
         if not taps:
             os.close(fd)
             return
-        try:
-            os.lseek(fd, 0, os.SEEK_END)
-        except OSError:  # a file server that has lost it already
-            os.close(fd)
-            raise
+        os.lseek(fd, 0, os.SEEK_END)
         try:
             here = f"/proc/self/fd/{fd}"  # the path may name another file by now
             key = self._inotify.add_watch(here, MODIFY)
