@@ -110,6 +110,17 @@ def test_a_format_that_cannot_be_recognised_is_not_taken_for_another(tmp_path, m
     assert "step-5.ckpt: unreadable, or just being deleted (Stale" in passed_over(tmp_path)
 
 
+def test_metadata_that_this_user_may_not_read(tmp_path, monkeypatch):
+    """A line says so: otherwise the job would start again from nothing without a word."""
+    dcp_save(tmp_path / "step-5", at=100)
+
+    def opened(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(archives, "opened", opened)
+    assert "step-5: unreadable, or just being deleted (Permission" in passed_over(tmp_path)
+
+
 def test_a_world_that_cannot_be_read_hides_no_missing_rank(tmp_path, monkeypatch):
     """Without its size, nothing would show that the file of rank 1 is missing."""
     (tag := tmp_path / "global_step5").mkdir()

@@ -36,10 +36,10 @@ STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetens
 NOTHING: Mapping[int, str] = {}
 PAUSE = 120.0  # seconds; a file so much older than the next one was there before the save
 LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
-
-
 # Errors of a file system that has trouble, unlike those for other users' files and deleted ones.
-TROUBLE = {errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN}
+TROUBLE = {
+    errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN,
+}  # fmt: skip
 
 
 class ExaminedCheckpoint(NamedTuple):

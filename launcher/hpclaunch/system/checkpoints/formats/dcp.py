@@ -7,6 +7,7 @@ names each part of each tensor in them, and renames it to `.metadata`. Without c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -63,7 +64,10 @@ def candidate(form: Format, place: Location) -> CheckpointCandidate | None:
     found = CheckpointCandidate(place, form, decides, step_of(place.name))
     ranks = [int(m[1]) for name in shards if (m := SHARD_OF_RANK.fullmatch(name))]
     found.world = max(ranks) + 1 if ranks else None
-    found.bare = False if seals and _names_optimizer(decides.path, decides.identity) else None
+    found.bare = None
+    with contextlib.suppress(OSError):  # whoever reads the parts finds out why
+        if seals and _names_optimizer(decides.path, decides.identity):
+            found.bare = False
     return found
 
 
@@ -95,9 +99,9 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
         raise IncompleteError(f"{metadata} is cut short or damaged ({e})") from e
     if not found:
         raise IncompleteError(f"{metadata} names no shard")
-    seen = folder.files.look()
+    folder.files.look()
     for name, pieces in found.items():
-        yield Part(need(seen, name), FileKind.PIECES, name, pieces, entry.identity)
+        yield Part(need(folder.files, name), FileKind.PIECES, name, pieces, entry.identity)
 
 
 @lru_cache(maxsize=1024)
