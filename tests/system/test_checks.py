@@ -133,6 +133,13 @@ def test_a_log_directory_that_cannot_be_written(tmp_path):
     assert "--log-dir" in finding.advice
 
 
+def test_a_log_directory_above_which_nothing_can_be_read(tmp_path):
+    directory = tmp_path / ("x" * 300)
+    finding = checks.log_directory(directory)
+    assert finding.grade is Grade.FAIL
+    assert finding.found.startswith(f"cannot write to {directory}: ")
+
+
 def test_file_systems():
     assert checks.file_system(Path("/proc/self")) == "proc"
     assert checks.file_system(Path("/")) != "proc"

@@ -7,7 +7,7 @@ from traceback import format_exc
 import pytest
 
 from hpclaunch.core.protocol.model import Failure
-from hpclaunch.system.logs.error_file import VARIABLE, hand_on, with_beginning
+from hpclaunch.system.logs.error_file import files_of, hand_on, with_beginning
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}
 
@@ -34,18 +34,19 @@ def test_that_of_the_first_failure_which_left_any(logs, wanted):
     (logs / "round-2" / "rank-1.error.json").write_text(json.dumps(ERROR) + "\n")
     (logs / "round-2" / "rank-2.error.json").write_text('{"message": "of the third"}')
     wanted.write_text("x" * 1000)
-    hand_on([failure(3), failure(0), failure(1, code=7), failure(2)], logs, {VARIABLE: str(wanted)})
+    failures = [failure(3), failure(0), failure(1, code=7), failure(2)]
+    hand_on(files_of(failures, logs), str(wanted))
     message = ERROR["message"] | {"errorCode": 7}
     assert json.loads(wanted.read_text()) == {"message": message}
     wanted.unlink()
-    hand_on([failure(2)], logs, {VARIABLE: str(wanted)})
+    hand_on(files_of([failure(2)], logs), str(wanted))
     assert json.loads(wanted.read_text()) == {"message": "of the third"}
     assert stat.S_IMODE(wanted.stat().st_mode) == 0o600
 
 
 def test_a_signal_is_a_negative_code_as_torch_has_it(logs, wanted):
     (logs / "round-2" / "rank-1.error.json").write_text(json.dumps(ERROR))
-    hand_on([failure(1, code=139, signal=11)], logs, {VARIABLE: str(wanted)})
+    hand_on(files_of([failure(1, code=139, signal=11)], logs), str(wanted))
     assert json.loads(wanted.read_text())["message"]["errorCode"] == -11
 
 
@@ -53,29 +54,28 @@ def test_a_signal_is_a_negative_code_as_torch_has_it(logs, wanted):
 def test_one_that_is_nested_too_deeply_does_no_harm(logs, wanted, levels):
     text = json.dumps(ERROR).replace('"1"', "[" * levels + "]" * levels)
     (logs / "round-2" / "rank-1.error.json").write_text(text)
-    hand_on([failure(1)], logs, {VARIABLE: str(wanted)})
+    hand_on(files_of([failure(1)], logs), str(wanted))
     assert not wanted.exists() or json.loads(wanted.read_text())
 
 
-@pytest.mark.parametrize("name", ["", "no/such/directory"])
-def test_nobody_wants_it_or_can_have_it(logs, name):
+@pytest.mark.parametrize("name", [".", "no/such/directory"])
+def test_one_that_cannot_be_written(logs, name):
     before = sorted(logs.rglob("*"))
     (logs / "round-2" / "rank-1.error.json").write_text(json.dumps(ERROR))
-    hand_on([failure(1)], logs, {VARIABLE: name and str(logs / name)})
-    hand_on([failure(1)], logs, {})
+    hand_on(files_of([failure(1)], logs), str(logs / name))
     assert sorted(logs.rglob("*")) == sorted([*before, logs / "round-2" / "rank-1.error.json"])
 
 
 def test_no_failure_left_any(logs, wanted):
-    hand_on([failure(0)], logs, {VARIABLE: str(wanted)})
-    hand_on([], logs, {VARIABLE: str(wanted)})
+    hand_on(files_of([failure(0)], logs), str(wanted))
+    hand_on({}, str(wanted))
     assert not wanted.exists()
 
 
 @pytest.mark.parametrize("text", ["[1]", '"x"', "3", "null"])
 def test_a_file_that_is_somebody_elses(logs, wanted, text):
     (logs / "round-2" / "rank-1.error.json").write_text(text)
-    hand_on([failure(1)], logs, {VARIABLE: str(wanted)})
+    hand_on(files_of([failure(1)], logs), str(wanted))
     assert not wanted.exists()
 
 

@@ -13,8 +13,10 @@ import pytest
 from serving import LIMIT, Client, gone, python, sh, start_of, wait_for
 
 from hpclaunch.worker.fork_server_messages import (
+    Give,
     Keep,
     Kill,
+    Offer,
     Query,
     Signal,
     SignalLeft,
@@ -488,6 +490,35 @@ def test_a_signal_goes_only_to_those_that_handle_it(client):
     assert not client.events, "a worker ended"
     client.server.send(Kill())
     client.until("gone")
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [[Signal(signal.SIGUSR1)], [Offer(1, 0, signal.SIGUSR1), Give(1)]],
+    ids=["signal", "notice"],
+)
+def test_a_program_that_a_shell_waits_for_gets_a_signal_that_it_handles(client, requests):
+    handler = "trap 'echo usr1; exit' USR1; echo up; while :; do sleep 0.02; done"
+    client.start(["bash", "-c", f'bash -c "{handler}"; exit'])
+    wait_for(client.path(0, "out"))
+    for request in requests:
+        client.server.send(request)
+    client.until("gone")
+    assert client.path(0, "out").read_text() == "up\nusr1\n"
+    assert not [reply for reply in client.events if reply["event"] == "unhandled"]
+
+
+def test_a_default_notice_does_not_end_a_program_that_a_worker_waits_for(client):
+    """Compilers and copies handle SIGTERM, too, and would be ended by it."""
+    handlers = "trap 'echo term' TERM; trap 'ends=1' ALRM; echo up; "
+    client.start(
+        ["bash", "-c", f'bash -c "{handlers} until [ \\$ends ]; do sleep 0.02; done"; exit']
+    )
+    wait_for(client.path(0, "out"))
+    for request in (Offer(1, 0, 0), Give(1), Signal(signal.SIGALRM)):
+        client.server.send(request)
+    client.until("gone")
+    assert client.path(0, "out").read_text() == "up\n"
 
 
 def test_nothing_outlives_a_killed_fork_server(client):

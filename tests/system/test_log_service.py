@@ -1,6 +1,8 @@
 """The process that reads and writes the log files, and its client."""
 
 import errno
+import fcntl
+import json
 import math
 import os
 import resource
@@ -23,11 +25,13 @@ from hpclaunch.system.logs.messages import (
     Append,
     Complaint,
     Disk,
+    HandOnError,
     Keep,
     LookAtDisk,
     Lost,
     Prepare,
     Prepared,
+    ReadFacts,
     ReadTail,
     Refused,
     StreamFile,
@@ -35,6 +39,7 @@ from hpclaunch.system.logs.messages import (
     TapTo,
 )
 from hpclaunch.system.shared import helper
+from hpclaunch.system.shared.disk import DiskSeen
 from hpclaunch.worker.messages import decode
 from surroundings import full_disk
 
@@ -247,6 +252,48 @@ def test_each_full_disk_is_reported_once(service, tmp_path):
     assert complaints == [Complaint("files", "lines", why)] * 2
 
 
+def test_the_error_file_of_a_worker_is_handed_on(client, tmp_path):
+    """The log service reads it, so that the agent does not wait for a file system that hangs."""
+    left, wanted = tmp_path / "rank-1.error.json", tmp_path / "wanted.json"
+    left.write_text('{"message": {"message": "ValueError: x"}}')
+    client.send(HandOnError({str(tmp_path / "none"): 1, str(left): 7}, str(wanted)))
+    client.close()
+    assert json.loads(wanted.read_text())["message"]["errorCode"] == 7
+
+
+def test_a_disk_whose_directory_cannot_be_read(service, tmp_path):
+    """A name that is too long stands in for a directory that a file server has lost."""
+    directory = str(tmp_path / ("x" * 300))
+    service.serve(LookAtDisk(directory, 1))
+    seen = DiskSeen(directory, error=os.strerror(errno.ENAMETOOLONG))
+    assert service._channel.replies == [Disk(1, seen)]
+
+
+def test_a_file_server_that_refuses_at_the_end_what_it_has_accepted(service, tmp_path, monkeypatch):
+    """NFS writes late: close() may be what fails, and the file is closed all the same."""
+
+    def refuses(fd):
+        is_written = os.path.exists(f"/proc/self/fd/{fd}") and fcntl.fcntl(fd, fcntl.F_GETFL) & 3
+        close(fd)
+        if is_written:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    close = os.close
+    requests = []
+    for number in range(3):
+        here = tmp_path / f"round-{number}"
+        file, filtered = str(here / "rank-0.out"), str(here / "filtered")
+        streams = (StreamFile(file, (TapTo(filtered, "", ("loss",)),)),)
+        store, index = str(here / "store.err"), str(here / "index")
+        paths = (str(here), streams, (filtered,), (), store, index)
+        requests.append(Prepare(*paths, "71.0", "n1", number))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", refuses)
+        for request in requests:
+            service.serve(request)
+    assert service._channel.replies == [Prepared(0), Prepared(1), Prepared(2)]
+
+
 def test_a_text_that_cannot_be_written_leaves_the_one_before_and_nothing_else(service, tmp_path):
     service.serve(Keep(str(tmp_path), {"status.json": "one"}))
     with full_disk():
@@ -317,6 +364,19 @@ def test_what_is_left_is_shown_when_the_agent_is_killed(tmp_path):
     out, _ = agent.communicate(timeout=LIMIT)
     assert out == "a line\n"
     assert gone(pid)
+
+
+def test_at_the_end_an_answer_that_nobody_has_read_stops_nothing(tmp_path, monkeypatch):
+    """Neither end waits for the other one while both have more to send than the socket holds."""
+    monkeypatch.setattr(log_client, "END_LIMIT", 2 * log_client.NOTED)
+    title = {"format": 3, "launch": "71.0"}
+    facts = [title, *({"fact": "NodeLost", "why": "x" * 1000} for _ in range(1000))]
+    (tmp_path / "facts.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    client = LogServiceClient()
+    client.send(ReadFacts(str(tmp_path), "71.0", ("NodeLost",)))
+    client.append(tmp_path, "lines", "a line\n" * 100_000)
+    client.close()
+    assert (tmp_path / "lines").stat().st_size == 700_000
 
 
 def test_at_the_end_a_file_system_that_hangs_is_not_waited_for_for_ever(monkeypatch, capfd):

@@ -15,7 +15,7 @@ import pytest
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
-from surroundings import SHORT
+from surroundings import SHORT, full_disk
 
 
 def test_the_tail_is_the_last_lines_of_the_first_file_with_any(tmp_path):
@@ -49,8 +49,9 @@ def test_the_log_directory_is_private_and_reused(tmp_path):
 
 
 @pytest.fixture
-def temporary(monkeypatch):
+def temporary(monkeypatch, tmp_path_factory):
     """Make a temporary directory, in one of this user's that others may enter."""
+    tmp_path_factory.getbasetemp()  # before another directory is the temporary one
     above = Path(tempfile.mkdtemp(dir=SHORT, prefix="hpclaunch-test-"))
     above.chmod(0o755)
     place = above / "tmp"
@@ -185,6 +186,29 @@ def test_another_agent_makes_the_directory_of_all_launches_just_now(tmp_path, mo
         other.join()
 
 
+UNSEARCHABLE = """
+import os, sys
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.system.logs import log_directory
+os.chdir(sys.argv[1])
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    log_directory.default("7.0", alone=True)
+except UsageError as e:
+    print(e)
+"""
+
+
+@pytest.mark.starts
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_a_working_directory_of_another_user(tmp_path):
+    tmp_path.chmod(0o700)
+    command = [sys.executable, "-c", UNSEARCHABLE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    refused = "cannot write to the log directory hpclaunch-logs/7.0: Permission denied"
+    assert done.stdout.startswith(refused), done.stderr
+
+
 @pytest.mark.parametrize(
     ("there", "launch", "first"),
     [
@@ -204,6 +228,12 @@ def test_the_rounds_of_another_run_are_counted_on(tmp_path, there, launch, first
     name = launch.partition("-")[0]
     assert LogDirectory(tmp_path / launch, name, name).first_round == first
     assert LogDirectory(tmp_path / "8.0", "8.0").first_round == 0
+
+
+def test_a_first_agent_on_a_full_disk(tmp_path):
+    logs = LogDirectory(tmp_path / "logs", "7.0")
+    with full_disk():
+        assert not logs.was_begun("7.0 1")
 
 
 def test_runs_with_the_same_log_directory(tmp_path):

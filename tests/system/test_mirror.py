@@ -456,6 +456,21 @@ def test_a_file_has_no_live_line(tmp_path):
     assert (tmp_path / "console").read_bytes() == b"a line\n"
 
 
+def test_a_file_whose_disk_is_full_for_a_while(tmp_path):
+    """The file gets all later text, and a line that says how much is missing."""
+    path = tmp_path / "console"
+    with path.open("wb") as f:
+        out = console.Console(f.fileno())
+        out.say(b"one\n")
+        with full_disk():
+            out.say(b"two\n")
+            out.say(b"three\n")
+        assert out.room == console.LIMIT
+        out.say(b"four\n")
+    lost = f"hpclaunch: 10 bytes are lost here: {os.strerror(errno.EFBIG)}"
+    assert path.read_text().splitlines() == ["one", "", lost, "four"]
+
+
 def test_a_console_that_has_gone_swallows_everything():
     reader, writer = os.pipe()
     out = console.Console(writer)

@@ -1,5 +1,6 @@
 """The agents' channel with real sockets: who gets in, who does not, and who has gone."""
 
+import contextlib
 import functools
 import os
 import resource
@@ -121,6 +122,15 @@ def test_a_member_finds_the_head_and_they_talk(keys, wiring):
     assert member.targets == [("127.0.0.1", head.port)]  # and it asks at no other
 
 
+def test_a_head_that_is_reached_again_has_the_same_address(keys, wiring):
+    """Workers get this address as MASTER_ADDR, and choose their interface by it."""
+    head, member = wiring.head(keys, 2), wiring.member(keys, 1)
+    for _ in range(2):
+        assert wiring.until(member, zmq_channel.Reached) == zmq_channel.Reached(0, "127.0.0.1")
+        wiring.close(head)
+        head = wiring.head(keys, 2)
+
+
 def test_of_a_head_with_two_addresses_one_is_left(keys, wiring):
     """Otherwise the head answers on one connection, and messages on the other are lost."""
     member = wiring.add(zmq_channel.MemberChannel(keys, 1, ["127.0.0.1", "127.0.0.2"], MAX))
@@ -209,7 +219,34 @@ def test_who_has_other_keys_does_not_get_in(keys, wiring, stranger):
         assert not wiring.until(
             head, zmq_channel.Arrived, 0.5, speak=lambda: intruder.send(0, b"let me in")
         )
-    assert intruder.refused or not intruder.reached
+    while not intruder.refused:  # and so can the other one
+        assert time.monotonic() < deadline
+        wiring.until(intruder, zmq_channel.Reached, 0.5)
+    assert not intruder.reached
+
+
+def test_a_head_that_is_busy_refuses_nobody(keys, wiring, monkeypatch):
+    """The head closes connections that it has not authenticated in time, but has the same keys."""
+    monkeypatch.setattr(zmq_channel, "HANDSHAKE", 2000)
+    head, member = wiring.head(keys, 2), wiring.member(keys, 1)
+    with monkeypatch.context() as busy:
+        busy.setattr(head, "receive", lambda _: [])
+        assert wiring.until(member, zmq_channel.Reached, limit=2.5) is None
+    assert member.refused == 0
+    assert wiring.until(member, zmq_channel.Reached)
+
+
+def test_another_program_that_connects_is_not_refused_for_its_keys(keys, wiring):
+    head = wiring.head(keys, 2)
+    without_keys = GREETING.replace(b"CURVE", b"NULL\0")
+    for first in (b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", without_keys):
+        with socket.create_connection(("127.0.0.1", head.port)) as stranger:
+            stranger.sendall(first)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(1000):
+                    pass
+    assert wiring.until(head, zmq_channel.Arrived, limit=0.2) is None
+    assert head.refused == 0
 
 
 def test_who_knows_only_the_heads_public_key_does_not_get_in(keys, wiring):

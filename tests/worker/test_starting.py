@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import resource
 import socket
 from types import SimpleNamespace
 
 import pytest
 
+from hpclaunch.worker.death_notices import LONGEST, new_question, signed_answer
 from hpclaunch.worker.fork_server_messages import Start, Step, StoreExit, Template
+from hpclaunch.worker.json_lines import JsonLines
+from hpclaunch.worker.notice_board import NoticeBoard
 from hpclaunch.worker.processes import Spawner
 from hpclaunch.worker.starting import Callbacks, Starting
 from hpclaunch.worker.store import Store
-from hpclaunch.worker.template_client import State, TemplateClient
-from hpclaunch.worker.template_messages import Forked
+from hpclaunch.worker.template_client import State, TemplateClient, TemplateProcess
+from hpclaunch.worker.template_messages import Forked, Ready
+from surroundings import entered
 
 WHY = "the template process cannot be started: no further process"
 
@@ -32,7 +38,7 @@ def starting(reported, monkeypatch):
     monkeypatch.setattr(os, "fork", refuse)
     spawner = Spawner({}, ())
     on = Callbacks(reported.append, None, None, None)
-    template, lease = TemplateClient(spawner, ()), SimpleNamespace(holds=False)
+    template, lease = TemplateClient(spawner, (), lambda: None), SimpleNamespace(holds=False)
     starting = Starting(spawner, template, Store(), lease, on)
     yield starting
     starting.store.close()
@@ -93,6 +99,44 @@ def test_without_descriptors_there_is_no_successor(learned, monkeypatch, owner, 
     assert len(calls) == granted + 1
     assert learned.successors() == []
     assert open_files() == before
+
+
+@pytest.fixture
+def high():
+    """Return one end of a connection, with a number that select() does not take, and the other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    one, other = socket.socketpair()
+    moved = socket.socket(fileno=fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 1024))
+    one.close()
+    yield moved, other
+    other.close()
+    moved.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+many_files = pytest.mark.skipif("descriptors" in entered, reason="no process can have as many")
+
+
+@many_files
+def test_a_template_that_is_started_while_many_files_are_open(starting, high):
+    """Each worker takes four descriptors of the fork server."""
+    ours, theirs = high
+    starting.template.process = TemplateProcess(ours, [], 0)
+    assert starting.template.receive() == []
+    JsonLines(theirs).send(Ready(["python"]).encoded())
+    assert starting.template.receive() == [Ready(["python"])]
+
+
+@many_files
+def test_a_notice_that_is_posted_while_many_files_are_open(high):
+    board, (ours, theirs) = NoticeBoard(), high
+    board.prepare(0, "dead", "00", "release")
+    board._asking.append(ours)
+    question = new_question()
+    theirs.send(question)
+    board.serve(0.0)
+    assert theirs.recv(LONGEST) == signed_answer(b"dead", b"\0", question)
 
 
 def test_a_store_for_which_no_template_can_start_is_lost_at_once(starting, reported):

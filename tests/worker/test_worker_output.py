@@ -59,6 +59,15 @@ def test_lost_bytes_are_counted_on_if_their_number_does_not_fit(tmp_path):
     assert written == f"before\nfar{lost[:5]}{lost}after\n"
 
 
+def test_below_a_symbolic_link(tmp_path):
+    """The log directory may be a link, and so may be any directory above it."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "logs")
+    code, written = run(tmp_path / "link", "-u")
+    assert code == 0
+    assert written.endswith("after\n")
+
+
 def test_with_a_buffer_as_well(tmp_path):
     code, written = run(tmp_path)
     assert code == 0

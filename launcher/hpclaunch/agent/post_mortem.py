@@ -7,6 +7,7 @@ from ..core.protocol.effects import Exit
 from ..core.protocol.model import EXIT_FAILED, Verdict
 from ..observe.failure_account import account
 from ..system.logs import error_file
+from ..system.logs.messages import HandOnError
 from .adapter import Adapter
 from .config import Config
 from .context import Context
@@ -33,9 +34,11 @@ class PostMortem(Adapter):
         )
         if text:
             self._logs.service.say(text)
-        if directory is not None:
+        wanted = self._environ.get(error_file.VARIABLE)
+        if directory is not None and wanted:
             failures = [verdict.cause] if verdict.cause else []
-            error_file.hand_on((*failures, *verdict.consequences), directory, self._environ)
+            files = error_file.files_of((*failures, *verdict.consequences), directory)
+            self._logs.service.send(HandOnError(files, wanted))
 
 
 def exit_code(verdict: Verdict, config: Config) -> int:

@@ -349,7 +349,8 @@ def add_what_counts(own: Callable[..., object]) -> None:
         default="auto",
         help="how to verify that a checkpoint is whole. structure: by names, sizes, headers and "
         "directories of archives; full: also read every byte; auto: read as much as is possible "
-        "in 2 seconds; off: open no file (default: %(default)s)",
+        "in 2 seconds; off: only that no file is missing and that the times fit (default: "
+        "%(default)s)",
     )
 
 

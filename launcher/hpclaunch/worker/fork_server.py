@@ -83,7 +83,7 @@ class ForkServer:
         self.channel = channel
         self.spared = spared
         spawner = Spawner(handlers, blocked)
-        self.template = TemplateClient(spawner, blocked=spared)
+        self.template = TemplateClient(spawner, spared, lambda: self.companions.look())
         self.store = Store()
         self.terminals = Terminals()
         self.events = OrderedEvents(self.terminals, self.report)

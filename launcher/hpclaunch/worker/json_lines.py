@@ -3,6 +3,7 @@ its template, and the copier of terminals use it."""
 
 from __future__ import annotations
 
+import array
 import atexit
 import json
 import socket
@@ -41,14 +42,17 @@ class JsonLines:
         is full, `wait` is called; it returns once there may be room. Without `wait`, this blocks.
         """
         data = json.dumps(message).encode() + b"\n"
-        if descriptors:
-            data = data[socket.send_fds(self._socket, [data], descriptors) :]
-        while wait is not None and data:
+        flags = 0 if wait is None else socket.MSG_DONTWAIT
+        # Not socket.send_fds: it ignores flags, at least up to Python 3.11.
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        while data:
             try:
-                data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+                sent = self._socket.sendmsg([data], rights if descriptors else (), flags)
             except BlockingIOError:
+                assert wait is not None, "the socket itself blocks"
                 wait()
-        self._socket.sendall(data)
+            else:
+                data, descriptors = data[sent:], ()
 
     def receive(self) -> list[dict[str, Any]]:
         """Wait for some bytes, and return the messages that are complete. Raises EOFError when the

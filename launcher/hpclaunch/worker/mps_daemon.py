@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -32,6 +33,7 @@ KILL_LIMIT = 5.0
 QUIT = 1  # seconds that servers, which are unused by then, have to end by themselves
 LONGEST = 106  # bytes in the path of a daemon's sockets
 TICK = 0.02
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)  # flock(2) on Lustre without the option flock
 ACTIVE = "ACTIVE"  # a server that takes clients
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 NAME = "nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
@@ -84,7 +86,13 @@ def _hold(path: str) -> int:
             lock = _open(f"{path}/lock")
         except FileNotFoundError:  # removed by its last keeper, at this moment
             continue
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        except OSError as e:
+            os.close(lock)
+            if e.errno in NO_LOCKS:  # so no keeper can use this directory
+                shutil.rmtree(path, ignore_errors=True)
+            raise
         if _same(lock, f"{path}/lock"):
             return lock
         os.close(lock)
@@ -132,7 +140,7 @@ def _open(path: str) -> int:
 def _alone(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # another keeper holds it, or this file system has no locks
         return False
     return True
 
@@ -195,8 +203,13 @@ class FrontEnd:
         )
 
     def ask(self, command: str, limit: float = ANSWER_LIMIT) -> list[str] | None:
-        """Return the lines of the answer; None if nobody answers."""
-        with self.begin() as process:
+        """Return the lines of the answer; None if nobody answers, or the kernel grants no process
+        that could ask."""
+        try:
+            process = self.begin()
+        except OSError:
+            return None
+        with process:
             try:
                 out, err = process.communicate(f"{command}\n", timeout=limit)
             except subprocess.TimeoutExpired:
@@ -321,7 +334,10 @@ def stop(daemons: Collection[MpsDaemon]) -> list[str]:
     asked: list[subprocess.Popen[str]] = []
     for daemon in daemons:
         if daemon.alive():
-            process = daemon.front.begin()
+            try:
+                process = daemon.front.begin()
+            except OSError:  # the kernel grants no process: kill the daemon without asking it
+                continue
             asked.append(process)
             assert process.stdin is not None, "it is a pipe"
             try:

@@ -64,7 +64,11 @@ class NoticeBoard:
         """Wait at most so many seconds for questions or one of the `others`. Answer questions."""
         listener = self._socket
         ends = [*self._asking] if listener is None else [listener, *self._asking]
-        for end in select.select([*ends, *others], [], [], seconds)[0]:
+        poll = select.poll()
+        for each in (*ends, *others):
+            poll.register(each, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(1000 * seconds)}
+        for end in [end for end in ends if end.fileno() in ready]:
             if end is listener:
                 self._accept(listener)
             elif end in self._asking:

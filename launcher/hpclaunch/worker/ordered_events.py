@@ -18,19 +18,22 @@ FLUSH_LIMIT = 5.0  # seconds that an event waits for output to be in files
 
 
 class OrderedEvents:
-    """A queue of events, each of which waits for a flush."""
+    """A queue of events, each of which waits for a flush. Flushes are done in their order."""
 
     def __init__(self, terminals: Terminals, report: Callable[[Event], None]) -> None:
         self._terminals = terminals
         self._report = report
-        self._kept: collections.deque[tuple[float, Event]] = collections.deque()  # (limit, event)
+        self._asked = self._done = 0  # how many flushes were asked for, and are done
+        # (limit, number of the flush, event)
+        self._kept: collections.deque[tuple[float, int, Event]] = collections.deque()
 
     def add(self, event: Event, rank: int | None = None) -> None:
         """Send an event once all output of a rank (None: of every rank) is in files."""
         if self._terminals.flush(rank):
-            self._kept.append((time.monotonic() + FLUSH_LIMIT, event))
+            self._asked += 1
+            self._kept.append((time.monotonic() + FLUSH_LIMIT, self._asked, event))
         else:
-            self._release(len(self._kept))
+            self._flushed(self._asked)
             self._report(event)
 
     def due(self) -> float:
@@ -40,16 +43,17 @@ class OrderedEvents:
     def send_due(self) -> None:
         """Send the events that have waited too long."""
         while time.monotonic() >= self.due():
-            self._release(1)
+            self._report(self._kept.popleft()[-1])
 
     def hear_terminals(self) -> None:
         """Send the events that waited for a flush that is done."""
         done = self._terminals.flushed()
         if done is None:
             self._terminals.close()
-        self._release(len(self._kept) if done is None else done)
+        self._flushed(self._asked if done is None else self._done + done)
 
-    def _release(self, number: int) -> None:
-        for _ in range(min(number, len(self._kept))):
-            _, event = self._kept.popleft()
-            self._report(event)
+    def _flushed(self, done: int) -> None:
+        """Send the events that waited for one of the first `done` flushes."""
+        self._done = min(done, self._asked)  # a copier that is gone has left some undone
+        while self._kept and self._kept[0][1] <= self._done:
+            self._report(self._kept.popleft()[-1])

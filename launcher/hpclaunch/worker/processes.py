@@ -71,11 +71,14 @@ def children(of: int | None = None) -> list[int]:
         return [pid for pid, fields in stats if fields and int(fields[PARENT]) == parent]
 
 
-def foreground(worker: int) -> list[int]:
+def foreground(worker: int, signum: int = 0) -> list[int]:
     """Return the processes to signal for a worker: itself, and its children in its process group
-    while it only waits for them, as a shell does that runs a program."""
+    while it only waits for them, as a shell does that runs a program. With `signum`, leave out the
+    children of a process that has a handler for it: forks of it would run this handler, too."""
     found = [worker]
     for each in found:
+        if signum and catches(each, signum, ignored=False):
+            continue
         if read_proc(f"{each}/wchan") == b"do_wait":
             found += [pid for pid in children(each) if group_of(pid) == worker]
     return found

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from .fork_server_messages import Event, Offered, Taken, Unhandled, Unheard
-from .processes import catches, signal_all
+from .processes import catches, foreground, signal_all
 from .progress_watch import ProgressWatch
 from .shared_pages import WorkerPage
 from .site import _hpclaunch_layout as layout
@@ -90,10 +90,16 @@ class StepNotices:
         """Send the signal to a worker that does not raise it itself. Return False if the worker
         has no handler for the signal that the notice names, and does not ask for notices.
 
+        A program for which a shell waits gets a signal only if the notice names it. Many programs
+        handle SIGTERM just to end in order: a default notice must not end a compiler or a copy.
+
         A worker that is ending, perhaps because of that signal, has no handlers any longer. So a
         handler that it had before counts, too."""
         if page is not None and alive(page.number(layout.WRITER)):
             pid = page.number(layout.WRITER)
+        elif self._signum:
+            below = foreground(pid, self._signum)
+            pid = next((p for p in below if catches(p, self._signum, ignored=False)), pid)
         if self._signum and not catches(pid, self._signum):
             asks = page is not None and page.number(layout.ASKS)
             return bool(asks) or (page is not None and had_handler(page, self._signum))

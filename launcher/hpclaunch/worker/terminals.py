@@ -131,9 +131,7 @@ class Terminals:
     def flush(self, rank: int | None = None) -> bool:
         """Have all output of a rank, which has ended, copied to its files; without a rank, of all
         ranks. Return whether this is to be waited for."""
-        for ended in [*self._streams] if rank is None else [rank]:
-            for fd in self._streams.pop(ended, ()):
-                os.close(fd)
+        self._end_streams([*self._streams] if rank is None else [rank])
         if self._channel is None:
             return False
         try:
@@ -155,10 +153,17 @@ class Terminals:
         self.pid = 0
 
     def close(self) -> None:
-        """Make no further requests. The copier still copies what is left in the streams."""
+        """Make no further requests. The copier still copies what is left in the streams, and ends
+        once nobody has them open."""
+        self._end_streams([*self._streams])
         if self._channel is not None:
             self._channel.close()
         self._channel = None
+
+    def _end_streams(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            for fd in self._streams.pop(rank, ()):
+                os.close(fd)
 
     def _ask(self, request: Request, *fds: int) -> None:
         if self._channel is None:
@@ -206,9 +211,11 @@ def _become_copier(channel: socket.socket) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)
-    mine = channel.fileno()
-    os.closerange(3, mine)
-    os.closerange(mine + 1, os.sysconf("SC_OPEN_MAX"))
+    # Not os.closerange: up to a high limit of open files, that takes minutes on some systems.
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != channel.fileno():
+            with contextlib.suppress(OSError):  # the descriptor of this listing, closed by now
+                os.close(fd)
     Copier(channel, console=2).run()
 
 
@@ -221,6 +228,7 @@ class Copier:
         self._console = console
         self._channel: JsonLines | None = JsonLines(channel)  # None once the fork server is gone
         self._files: dict[int, int] = {}  # our end of a stream -> descriptor of its file
+        self._lost: dict[int, int] = {}  # by file: bytes lost since the last successful write
         self._end: float | None = None  # the time of its end, once the fork server is gone
 
     def run(self) -> None:
@@ -273,7 +281,7 @@ class Copier:
             return self._console
 
     def _copy(self, stream: int, most: int) -> None:
-        """Copy at most so many bytes. Data that cannot be written to the file is lost."""
+        """Copy at most so many bytes."""
         while most > 0:
             try:
                 data = os.read(stream, CHUNK)
@@ -284,10 +292,24 @@ class Copier:
             if not data:
                 os.close(stream)
                 file = self._files.pop(stream)
+                self._lost.pop(file, None)
                 if file != self._console:
                     os.close(file)
                 return
             most -= len(data)
-            with contextlib.suppress(OSError):
-                while data:
-                    data = data[os.write(self._files[stream], data) :]
+            self._write(self._files[stream], data)
+
+    def _write(self, file: int, data: bytes) -> None:
+        """Write to a file. Data that does not fit is lost; once the file can be written again, a
+        line there reports how much (as in `site/_hpclaunch_output.py`)."""
+        lost = self._lost.pop(file, 0)
+        try:
+            if lost:
+                note = b"\nhpclaunch: %d bytes are lost here\n" % lost
+                lost = 0 if os.write(file, note) == len(note) else lost
+            while data:
+                data = data[os.write(file, data) :]
+        except OSError:
+            lost += len(data)
+        if lost:
+            self._lost[file] = lost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 
-from .processes import catches, descendants, signal_all, to_group
+from .processes import catches, descendants, foreground, signal_all, to_group
 
 
 class Workers:
@@ -41,12 +41,13 @@ class Workers:
         return descendants(self.others())
 
     def pass_on(self, signum: int) -> list[int]:
-        """Send a signal to the workers that handle it. Return the ranks of the others."""
+        """Send a signal to the workers that handle it. Where one has no handler, and only waits for
+        programs, as a shell does, those get it that do. Return the ranks of the others."""
         without = []
         for pid, rank in self.living.items():
-            if catches(pid, signum):
-                signal_all([pid], signum)
-            else:
+            able = [each for each in foreground(pid, signum) if catches(each, signum)]
+            signal_all(able, signum)
+            if not able:
                 without.append(rank)
         return without
 

@@ -15,6 +15,7 @@ from hpclaunch.system.checkpoints import archives, finding, listing, pickles
 from hpclaunch.system.checkpoints.candidates import Facts, step_of
 from hpclaunch.system.checkpoints.confinement import UnansweredError
 from hpclaunch.system.checkpoints.formats import deepspeed
+from hpclaunch.system.checkpoints.formats.lightning import LightningSharded
 from hpclaunch.system.checkpoints.listing import Folder
 from hpclaunch.system.checkpoints.reading import ResultCache
 
@@ -56,11 +57,11 @@ def test_the_steps_of_two_runs_say_nothing_of_each_other(tmp_path):
     assert newest(tmp_path / "*" / "checkpoints") == (expected, [])
 
 
-class FailsOnce:
-    """A reader of pickles that fails for the first one."""
+class FailsFirst:
+    """A reader of pickles that fails for the first ones, usually for one."""
 
-    def __init__(self, error: Exception) -> None:
-        self._errors = [error]
+    def __init__(self, error: Exception, times: int = 1) -> None:
+        self._errors = [error] * times
 
     def __call__(self, _size: int, work: Callable[[], object]) -> object:
         if self._errors:
@@ -74,7 +75,7 @@ class FailsOnce:
 )
 def fails_once(request, monkeypatch):
     """Make the reading of the first pickle fail."""
-    monkeypatch.setattr(pickles, "confined", FailsOnce(request.param))
+    monkeypatch.setattr(pickles, "confined", FailsFirst(request.param))
 
 
 def test_metadata_that_could_not_be_read_are_read_again(tmp_path, fails_once):
@@ -94,6 +95,56 @@ def test_a_world_that_could_not_be_read_is_read_again(tmp_path, fails_once):
     write({"dp_world_size": 1, "mp_world_size": 1}, tmp_path / "mp_rank_00_model_states.pt")
     assert deepspeed.world_of(Folder(str(tmp_path))) is None
     assert deepspeed.world_of(Folder(str(tmp_path))) == 1
+
+
+def test_a_format_that_cannot_be_recognised_is_not_taken_for_another(tmp_path, monkeypatch):
+    """Without `meta.pt`, a directory by Lightning would be a complete one by DCP."""
+    dcp_save(tmp_path / "step-5.ckpt", at=100)
+    assert "meta.pt is missing" in passed_over(tmp_path)
+
+    def fails(_self, place):
+        if place.name.endswith(".ckpt"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(LightningSharded, "recognise", fails)
+    assert "step-5.ckpt: unreadable, or just being deleted (Stale" in passed_over(tmp_path)
+
+
+def test_metadata_that_this_user_may_not_read(tmp_path, monkeypatch):
+    """A line says so: otherwise the job would start again from nothing without a word."""
+    dcp_save(tmp_path / "step-5", at=100)
+
+    def opened(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(archives, "opened", opened)
+    assert "step-5: unreadable, or just being deleted (Permission" in passed_over(tmp_path)
+
+
+def test_a_world_that_cannot_be_read_hides_no_missing_rank(tmp_path, monkeypatch):
+    """Without its size, nothing would show that the file of rank 1 is missing."""
+    (tag := tmp_path / "global_step5").mkdir()
+    state = {"dp_world_size": 2, "mp_world_size": 1, "param_shapes": [1]}
+    write(state, tag / "mp_rank_00_model_states.pt")
+    write({"optimizer": 1}, tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    (tmp_path / "latest").write_text("global_step5")
+    with monkeypatch.context() as lost:
+        lost.setattr(pickles, "confined", FailsFirst(OSError(errno.EIO, "lost"), times=2))
+        assert "global_step5: unreadable" in passed_over(tmp_path)
+    assert "zero_pp_rank_1_mp_rank_00_optim_states.pt is missing" in passed_over(tmp_path)
+
+
+def test_an_archive_that_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
+    """Damage would count for as long as the file is not rewritten."""
+    save(tmp_path / "step-5.pt", at=100)
+
+    def fails(*_):
+        raise OSError(errno.EIO, "lost")
+
+    with archives.opened(str(tmp_path / "step-5.pt")) as window:
+        monkeypatch.setattr(os, "preadv", fails)
+        with pytest.raises(OSError, match="lost"):
+            archives.members(window)
 
 
 def test_a_name_without_a_suffix_is_looked_at_again(tmp_path, monkeypatch):

@@ -1,11 +1,15 @@
 """Directories that a script seals itself, and those that nobody seals."""
 
+import errno
 import os
 from pathlib import Path
 
 from looking import cut_short, damage, date, newest, passed_over
 from test_format_dcp import dcp_save
 from test_format_torch_save import save
+
+from hpclaunch.system.checkpoints import listing
+from hpclaunch.system.checkpoints.listing import Entry
 
 
 def of_ranks(directory: Path, at: int, ranks: int = 2) -> Path:
@@ -25,6 +29,30 @@ def test_a_script_says_itself_that_all_ranks_have_saved(tmp_path):
     assert newest(tmp_path) == (str(directory), [])
     damage(directory / "optimizer" / "__0_0.distcp", cut_short)
     assert "optimizer/__0_0.distcp: cut short" in passed_over(tmp_path)
+
+
+def test_what_dcp_has_saved_without_collectives_needs_a_seal_most(tmp_path):
+    """Each rank has metadata of its own, which name its shards."""
+    directory = dcp_save(tmp_path / "step-5", at=100)
+    (directory / ".metadata").rename(directory / "__0.metadata")
+    (directory / ".complete").touch()
+    assert newest(tmp_path) == (str(directory), [])
+    damage(directory / "__0_1.distcp", cut_short)
+    assert "__0_1.distcp: cut short" in passed_over(tmp_path)
+
+
+def test_a_file_that_cannot_be_looked_at(tmp_path, monkeypatch):
+    """The file may be newer than the seal, or be cut short."""
+    directory = of_ranks(tmp_path / "step-5", at=100)
+    (directory / ".complete").touch()
+
+    def look(entry):
+        if entry.name == "rank-1.pt":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return Entry(entry.name, entry.path, entry.stat(), entry.is_symlink())
+
+    monkeypatch.setattr(listing, "_look", look)
+    assert "step-5: unreadable, or just being deleted (Stale" in passed_over(tmp_path)
 
 
 def test_a_seal_by_another_name(tmp_path):

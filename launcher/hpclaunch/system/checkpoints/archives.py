@@ -273,7 +273,7 @@ def _directory(window: Window) -> tuple[int, int, int]:
 
 
 def members(window: Window) -> list[ZipInfo]:
-    """Return the members of a zip archive. Raises DamagedError."""
+    """Return the members of a zip archive. Raises DamagedError and OSError."""
     _, length, count = _directory(window)
     if length > MOST_DIRECTORY:
         raise DamagedError("damaged (its directory is too large)")
@@ -281,6 +281,8 @@ def members(window: Window) -> list[ZipInfo]:
         with ZipFile(window.stream()) as archive:
             found = archive.infolist()
     except (BadZipFile, NotImplementedError, ValueError, struct.error) as e:
+        if isinstance(e.__context__, OSError):  # zipfile hides that it could not read
+            raise e.__context__ from None
         raise DamagedError("damaged (its directory)") from e
     if len(found) != count or sum(member.compress_size for member in found) > window.length:
         raise DamagedError("damaged (its directory)")
@@ -331,10 +333,10 @@ def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
 
 
 def fields_of(file: Entry, *names: str) -> dict[str, pickles.Field]:
-    """Return what `fields` finds in a file; {} if the file cannot be read or is damaged."""
+    """Return what `fields` finds in a file; {} if the file is damaged. Raises OSError."""
     try:
         return _fields_of(file.path, file.identity, names)
-    except (OSError, DamagedError):  # not cached: the next try may succeed
+    except DamagedError:  # not cached: the next try may succeed
         return {}
 
 

@@ -25,6 +25,7 @@ from .candidates import (
     Location,
     Part,
     Step,
+    step_of,
 )
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
 from .listing import DEEPEST, MOST_FOLDERS, Entry, Folder, entry_at, is_kind
@@ -35,6 +36,10 @@ STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetens
 NOTHING: Mapping[int, str] = {}
 PAUSE = 120.0  # seconds; a file so much older than the next one was there before the save
 LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
+# Errors of a file system that has trouble, unlike those for other users' files and deleted ones.
+TROUBLE = {
+    errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN,
+}  # fmt: skip
 
 
 class ExaminedCheckpoint(NamedTuple):
@@ -241,10 +246,8 @@ def _in(path: str, facts: Facts) -> list[CheckpointCandidate]:
 
 
 def _entries(root: Folder) -> list[Entry]:
-    """Return the entries of a directory, links last."""
-    root.files.look()
-    root.folders.look()
-    entries = [*root.files.values(), *root.folders.values()]
+    """Return the entries of a directory that can be read, links last."""
+    entries = [*root.files.look().values(), *root.folders.look().values()]
     return sorted(entries, key=lambda entry: entry.is_link)
 
 
@@ -260,11 +263,32 @@ def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate |
             continue
         try:
             found = form.recognise(place)
-        except (OSError, DamagedError):
+        except DamagedError:
             continue
+        except OSError as e:  # another format might take it for complete
+            step = step_of(place.name)
+            is_trouble = e.errno in TROUBLE
+            unreadable = CheckpointCandidate(place, _Unreadable(e), place.entry, step, bare=None)
+            return unreadable if is_trouble else None
         if found is not None:
             return found
     return None
+
+
+class _Unreadable:
+    """The format of a checkpoint whose own format is not known, since reading it has failed."""
+
+    name = "unreadable"
+    load = ""
+
+    def __init__(self, error: OSError) -> None:
+        self._error = error
+
+    def recognise(self, place: Location) -> None:  # noqa: ARG002 - as in Format
+        return None
+
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:  # noqa: ARG002 - likewise
+        raise self._error
 
 
 def others(places: Iterable[str]) -> list[str]:

@@ -83,7 +83,9 @@ class Entries(Mapping[str, Entry]):
         return self._seen[name]
 
     def look(self) -> Mapping[str, Entry]:
-        """Return all entries that still exist, read in threads if the file system is slow."""
+        """Return the entries that can be read, in threads if the file system is slow. Forget those
+        that have vanished. Getting any other one raises OSError, so that none is overlooked.
+        """
         todo = [entry for name, entry in self._listed.items() if name not in self._seen]
         for _ in of_each(self._try, todo, SLOW):
             pass
@@ -92,8 +94,10 @@ class Entries(Mapping[str, Entry]):
     def _try(self, entry: os.DirEntry[str]) -> None:
         try:
             self._seen[entry.name] = _look(entry)
-        except OSError:
+        except FileNotFoundError:
             del self._listed[entry.name]
+        except OSError:
+            pass
 
 
 class Folder:

@@ -21,6 +21,7 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import files_needed
 from hpclaunch.core.health.problems import Problem
 from hpclaunch.core.protocol.wording import GIB, size
+from hpclaunch.system.shared import disk
 
 SHM_PATH = Path("/dev/shm")  # noqa: S108 - it is what is checked
 SHM_LEAST = GIB  # a container's default is 64 MiB
@@ -183,9 +184,8 @@ def memory(workers: int, limit: int | None) -> Finding:
 def log_directory(path: Path) -> Finding:
     """Check whether logs can be written, with a temporary file."""
     directory = path.absolute()
-    while not directory.exists() and directory != directory.parent:
-        directory = directory.parent
     try:
+        directory = disk.nearest(path)
         with tempfile.TemporaryFile(dir=directory):
             free = shutil.disk_usage(directory).free
     except OSError as e:

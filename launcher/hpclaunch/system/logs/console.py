@@ -2,6 +2,7 @@
 
 Text is held back while srun is stopped, a terminal is paused or a pipe is full. While `wanting`,
 call `flush` when the descriptor is writable. If the console is gone (srun died), text is dropped.
+If it is a file, text that does not fit on its disk is dropped, and a line says so later.
 
 A terminal may have a live line below all else, which says what the job waits for. Other text takes
 its place. Once a worker writes something, the live line stays hidden until that wait is over.
@@ -27,6 +28,8 @@ class Console:
         self._live = b""
         self._drawn = b""  # the live line that is on the terminal
         self._is_hidden = False  # since a worker has written something
+        self._lost = 0  # bytes that a full disk has not taken, since the last successful write
+        self._why = ""
         try:
             self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)
             self.gone = False
@@ -73,23 +76,30 @@ class Console:
             self._held += data
             self.flush()
 
-    def flush(self, timeout: float = 0) -> bool:
-        """Write what the console accepts. Wait at most `timeout` seconds each time it is full.
-        Return whether it has accepted anything.
-        """
+    def flush(self) -> bool:
+        """Write what the console accepts. Return whether it has accepted anything."""
         before = len(self._held)
         while self._held and not self.gone:
-            if self._may_block and not self._poll.poll(timeout * 1000):
+            if self._may_block and not self._poll.poll(0):
                 break
             try:
+                self._note_loss()
                 written = os.write(self.fd, self._held[:PIECE])
                 del self._held[:written]
             except BlockingIOError:
                 break
-            except OSError:
-                self.gone = True
+            except OSError as e:
+                self.gone = self._may_block
+                self._lost += len(self._held)
+                self._why = e.strerror or str(e)
                 self._held.clear()
         return len(self._held) < before
+
+    def _note_loss(self) -> None:
+        """Write how much was lost, as a worker's own file says it. Raises OSError."""
+        note = f"\nhpclaunch: {self._lost} bytes are lost here: {self._why}\n".encode()
+        if self._lost and os.write(self.fd, note) == len(note):
+            self._lost = 0
 
 
 def consoles() -> dict[int, Console]:

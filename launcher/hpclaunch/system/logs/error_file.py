@@ -29,11 +29,24 @@ LAST_LINES = 2  # shown after the beginning of a long message
 FRAME = re.compile(r'^  File ".+", line \d+, in .+(?:\n    .*)?', re.MULTILINE)
 
 
-def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str]) -> None:
-    """Copy the error file of the first of these failures that has left one in `logs`."""
-    if not (wanted := environ.get(VARIABLE)):
-        return
-    error = next(filter(None, (_left_by(failure, logs) for failure in failures)), None)
+def files_of(failures: Iterable[Failure], logs: Path) -> dict[str, int]:
+    """Return the error file of each failed worker, with the exit code that torch would record."""
+    return {
+        str(logs / f"round-{f.round}" / f"rank-{f.rank}.error.json"): -f.signal or f.code
+        for f in failures
+    }
+
+
+def hand_on(files: Mapping[str, int], wanted: str) -> None:
+    """Copy the first of these error files that can be read to `wanted`, with its exit code: a
+    worker that is killed cannot write that itself.
+    """
+    error = None
+    for file, code in files.items():
+        if (error := _read(Path(file))) is not None:
+            if isinstance(error.get("message"), dict):
+                error["message"]["errorCode"] = code
+            break
     if error is None:
         return
     # Some versions of Python can read JSON that is nested too deeply for them to write.
@@ -64,14 +77,6 @@ def with_beginning(last: str, file: Path) -> str:
     rest = f"[... all of it is in {file.name}]"
     beginning = [TRACEBACK, *frames, lines[0][:MOST_CHARACTERS], rest]
     return "\n".join([*beginning, *last.splitlines()[-LAST_LINES:]])
-
-
-def _left_by(failure: Failure, logs: Path) -> dict[str, Any] | None:
-    """Return a failed worker's error, with its exit code, which a killed worker cannot write."""
-    error = _read(logs / f"round-{failure.round}" / f"rank-{failure.rank}.error.json")
-    if error is not None and isinstance(error.get("message"), dict):
-        error["message"]["errorCode"] = -failure.signal or failure.code
-    return error
 
 
 def _read(file: Path) -> dict[str, Any] | None:

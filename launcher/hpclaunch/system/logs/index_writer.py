@@ -16,7 +16,7 @@ from pathlib import Path
 from hpclaunch.system.shared.inotify import MODIFY, ONESHOT, Inotify
 from hpclaunch.worker import private_files
 
-from .log_directory import size
+from .log_directory import close_written, size
 from .output_index import JOINED, PERIOD, FileGrowth, IndexBegun, IndexLine, written
 
 REST = 0.05  # seconds for which a file that has grown is not watched
@@ -99,7 +99,7 @@ class IndexWriter:
     def close(self) -> None:
         self._inotify.close()
         if self._fd is not None:
-            os.close(self._fd)
+            close_written(self._fd)
             self._fd = None
 
     def _watch(self, file: _Followed, now: float) -> None:

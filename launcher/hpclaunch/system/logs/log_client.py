@@ -125,24 +125,29 @@ class LogServiceClient(Helper):
         """
         complaints: list[messages.Complaint] = []
         try:
-            while self._waiting and self._is_alive(select.POLLOUT):
+            while self._waiting and self._is_alive(select.POLLIN | select.POLLOUT):
                 with contextlib.suppress(BlockingIOError):
                     self._send()
+                with contextlib.suppress(BlockingIOError):  # it may wait until replies are read
+                    complaints += self._complaints()
             self._socket.shutdown(socket.SHUT_WR)
             while self._is_alive(select.POLLIN):  # meanwhile it sends Draining
-                replies = [decode(messages.REPLIES, reply) for reply in self._lines.receive()]
-                complaints += [r for r in replies if isinstance(r, messages.Complaint)]
+                complaints += self._complaints()
         except EOFError:
             self.end(GONE_LIMIT)
         except OSError:  # it hangs, or was killed
             self.abandon()
         return complaints
 
-    def _is_alive(self, event: int) -> bool:
+    def _complaints(self) -> list[messages.Complaint]:
+        replies = [decode(messages.REPLIES, reply) for reply in self._lines.receive()]
+        return [reply for reply in replies if isinstance(reply, messages.Complaint)]
+
+    def _is_alive(self, events: int) -> bool:
         """Wait for a sign of life. Raises TimeoutError without one."""
-        if not self._is_ready(event, NOTED):
+        if not self._is_ready(events, NOTED):
             say_now(f"waiting up to {END_LIMIT:g} s for the {NAMES[self.kind]}")
-            if not self._is_ready(event, END_LIMIT - NOTED):
+            if not self._is_ready(events, END_LIMIT - NOTED):
                 raise TimeoutError
         return True
 

@@ -82,15 +82,14 @@ class LogDirectory:
 
     def was_begun(self, launch: str) -> bool:
         """Record that the first agent of this launch runs. Return whether it was killed before."""
-        try:
+        before, said = b"", os.fsencode(launch)
+        with contextlib.suppress(OSError):
             fd = private_files.open_file(self.first, os.O_RDWR | os.O_CREAT)
-        except OSError:
-            return False
-        with open(fd, "r+b") as f:
-            before, said = f.read(LONGEST), os.fsencode(launch)
-            f.seek(0)
-            f.truncate()
-            f.write(said)
+            with open(fd, "r+b") as f:
+                before = f.read(LONGEST)
+                f.seek(0)
+                f.truncate()
+                f.write(said)
         return before == said
 
     @property
@@ -164,7 +163,7 @@ def of_all_launches() -> Path:
     usual = Path("hpclaunch-logs")
     try:
         is_own = usual.lstat().st_uid in (0, os.geteuid())  # of the link, if it is one
-    except FileNotFoundError:  # other agents of this launch may make it at this moment
+    except OSError:  # whoever uses it finds out why, and another agent may make it at this moment
         return usual
     with contextlib.suppress(OSError):
         if is_own and usual.stat().st_uid == os.geteuid():
@@ -269,6 +268,12 @@ def is_locked(directory: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def close_written(fd: int) -> None:
+    """Close a file that was written. NFS may report here that an earlier write has failed."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def size(path: Path) -> int:

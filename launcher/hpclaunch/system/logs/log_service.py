@@ -27,9 +27,9 @@ from hpclaunch.worker.messages import decode, never
 
 from . import messages
 from .console import consoles
-from .error_file import with_beginning
+from .error_file import hand_on, with_beginning
 from .index_writer import IndexWriter
-from .log_directory import size, tail
+from .log_directory import close_written, size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
@@ -109,6 +109,8 @@ class LogService:
                 self._append(directory, name, text)
             case messages.ReadFacts(directory=directory, launch=launch, kinds=kinds):
                 self._read_facts(directory, launch, kinds)
+            case messages.HandOnError(files=files, wanted=wanted):
+                hand_on(files, wanted)
             case messages.Say(text=text):
                 self._say(text)
             case messages.Live(text=text):
@@ -207,8 +209,7 @@ class LogService:
 
     def _stop_appending(self, path: Path) -> None:
         if (fd := self._appended.pop(path, None)) is not None:
-            with contextlib.suppress(OSError):  # NFS reports here what it could not write before
-                os.close(fd)
+            close_written(fd)
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"

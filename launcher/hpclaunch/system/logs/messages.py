@@ -78,6 +78,13 @@ class ReadFacts(Message):
     kinds: tuple[str, ...]
 
 
+class HandOnError(Message):
+    """Copy the first of these error files of workers that can be read (`error_file.py`)."""
+
+    files: dict[str, int]  # with the exit codes
+    wanted: str
+
+
 class Say(Message):
     """Show a line to the user, after all that the workers have written so far."""
 
@@ -147,7 +154,17 @@ class Draining(Message):
 
 
 Request: TypeAlias = (
-    Prepare | ReadTail | LookAtDisk | Keep | Append | ReadFacts | Say | Live | Remove | Finish
+    Prepare
+    | ReadTail
+    | LookAtDisk
+    | Keep
+    | Append
+    | ReadFacts
+    | HandOnError
+    | Say
+    | Live
+    | Remove
+    | Finish
 )
 Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Complaint | Lost | Draining
 REQUESTS: Kinds[Request] = by_op(get_args(Request))

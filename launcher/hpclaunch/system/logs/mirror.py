@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 from hpclaunch.system.shared.inotify import MODIFY, Inotify
 from hpclaunch.worker import private_files
 
+from .log_directory import close_written
+
 CHUNK = 1 << 16  # bytes read at once; a longer line is passed on in pieces
 SHARE = 1 << 20  # bytes of one file before it is another file's turn
 PARTIAL = 0.1  # seconds after which an unfinished line is shown
@@ -70,7 +72,7 @@ class Duplicates:
     def close(self) -> None:
         """Close the file; later lines are dropped."""
         if self._fd is not None:
-            os.close(self._fd)
+            close_written(self._fd)
             self._fd = None
 
     def _give_up(self, error: OSError) -> None:

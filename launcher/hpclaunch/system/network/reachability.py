@@ -104,8 +104,8 @@ def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
         case Answer.OPEN:
             return (
                 f"something listens on {host} ({addresses}, port {ports}), but does not answer as "
-                "the head does: another program, or an hpclaunch of another version or secret. "
-                "Compare with: srun hpclaunch doctor"
+                "the head does: another program, an hpclaunch of another version or secret, or a "
+                "head that is stopped or overloaded. Compare with: srun hpclaunch doctor"
             )
         case Answer.REFUSED:
             return (

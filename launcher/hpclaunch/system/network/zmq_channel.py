@@ -23,6 +23,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
@@ -49,10 +50,13 @@ HANDSHAKE = 3000  # milliseconds
 BACKLOG = 4096  # connections that wait to be accepted; what the kernel allows by default
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # linux/tcp.h; Python has no names for them
 _ZAP = "inproc://zeromq.zap.01"
-# The events of a failed handshake. To a head, NO_DETAIL shows only that a connection was closed at
-# once, as by a port scanner. To a member, it is the only sign of a refusal.
-_REFUSED_BY_US = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_REFUSED = _REFUSED_BY_US | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_WATCHED = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_WATCHED_BY_MEMBER = _WATCHED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ class Channel(ABC):
     """Base of both ends: sockets to poll, and what arrives on them."""
 
     def __init__(
-        self, kind: int, max_bytes: int, refusals: int, context: zmq.Context[Any] | None
+        self, kind: int, max_bytes: int, watched: int, context: zmq.Context[Any] | None
     ) -> None:
         self.context = context or zmq.Context()
         self._owns_context = context is None
@@ -149,11 +153,9 @@ class Channel(ABC):
         self.socket.linger = LINGER
         self.socket.maxmsgsize = max_bytes
         self.socket.ipv6 = True
-        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | refusals
         self.monitor = self.socket.get_monitor_socket(watched)
         self._peer_on: dict[int, int] = {}  # file descriptor of a connection -> agent's index
         self._connection_of: dict[int, int] = {}  # and back
-        self._refusals = refusals
         self.refused = 0  # failed handshakes: the other side does not have the job's keys
         self.reached = False  # a handshake has succeeded
 
@@ -176,11 +178,18 @@ class Channel(ABC):
             if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.reached = True
                 events += self._handshake(endpoint.decode())
-            elif what & self._refusals:
-                self.refused += 1
-            elif (index := self._peer_on.pop(value, None)) is not None:
-                events.append(Closed(index))
+            elif what == zmq.EVENT_DISCONNECTED:
+                if (index := self._peer_on.pop(value, None)) is not None:
+                    events.append(Closed(index))
+            else:
+                self._note(what, value, endpoint)
         return events
+
+    def _note(self, what: int, value: int, _endpoint: bytes) -> None:
+        """Count a handshake that failed because of its keys. Other programs fail otherwise."""
+        is_about_keys = value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
+        if what == zmq.EVENT_HANDSHAKE_FAILED_AUTH or is_about_keys:
+            self.refused += 1
 
     def _handshake(self, _endpoint: str) -> list[Item]:
         return []
@@ -239,7 +248,7 @@ class HeadChannel(Channel):
         me: int = HEAD,
         context: zmq.Context[Any] | None = None,
     ) -> None:
-        super().__init__(zmq.ROUTER, max_bytes, _REFUSED_BY_US, context)
+        super().__init__(zmq.ROUTER, max_bytes, _WATCHED, context)
         self.me = me
         self.agents = agents
         self.keys = keys
@@ -309,9 +318,10 @@ class MemberChannel(Channel):
         to: int = HEAD,
         context: zmq.Context[Any] | None = None,
     ) -> None:
-        super().__init__(zmq.DEALER, max_bytes, _REFUSED, context)
+        super().__init__(zmq.DEALER, max_bytes, _WATCHED_BY_MEMBER, context)
         self.to = to
         self._reached_at = ""
+        self._connected_at: dict[bytes, float] = {}  # by endpoint
         self._name = NO_PLACE + os.urandom(8).hex().encode() if index is None else b"%d" % index
         self._addresses: list[str] = []  # of the head, in the order of their numbers
         # Messages go only to connections that have completed the handshake.
@@ -345,8 +355,22 @@ class MemberChannel(Channel):
         return [*settled, self._arrived(frames[-1], self.to)]
 
     def _handshake(self, endpoint: str) -> list[Item]:
-        self._reached_at = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        address = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        # libzmq writes IPv4 addresses like this once it connects again.
+        self._reached_at = address.removeprefix(MAPPED)
         return [Reached(self.to, self._reached_at)]
+
+    def _note(self, what: int, value: int, endpoint: bytes) -> None:
+        """Count also a connection that was closed at once, as an agent with other keys does. An
+        agent that is too busy closes it after HANDSHAKE.
+        """
+        super()._note(what, value, endpoint)
+        now = time.monotonic()
+        if what == zmq.EVENT_CONNECTED:
+            self._connected_at[endpoint] = now
+        elif what == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            lasted = 1000 * (now - self._connected_at.get(endpoint, 0.0))
+            self.refused += lasted < HANDSHAKE / 2
 
     @property
     def targets(self) -> list[tuple[str, int]]:

@@ -23,10 +23,8 @@ class DiskSeen(Message):
 
 def look(directory: Path) -> DiskSeen:
     """Return the free space. This hangs if the file system does."""
-    there = directory.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
     try:
+        there = nearest(directory)
         found = os.statvfs(there)
     except OSError as e:
         return DiskSeen(str(directory), error=e.strerror or str(e))
@@ -36,3 +34,17 @@ def look(directory: Path) -> DiskSeen:
         files=found.f_favail if found.f_files else None,
         writable=os.access(there, os.W_OK | os.X_OK),
     )
+
+
+def nearest(directory: Path) -> Path:
+    """Return the directory, or the lowest one above it that exists. Raises OSError if a directory
+    cannot be read, for example because its file server has lost it (ESTALE).
+    """
+    there = directory.absolute()
+    while True:
+        try:
+            os.stat(there)
+        except (FileNotFoundError, NotADirectoryError):
+            there = there.parent
+        else:
+            return there

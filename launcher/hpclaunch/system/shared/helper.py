@@ -163,10 +163,10 @@ class Helper:
 
     # These methods wait outside the agent's loop, and meanwhile send SIGCONT to stopped helpers.
 
-    def _is_ready(self, event: int, limit: float) -> bool:
-        """Wait for POLLIN or POLLOUT of the socket."""
+    def _is_ready(self, events: int, limit: float) -> bool:
+        """Wait for POLLIN, POLLOUT or either of the socket."""
         poll = select.poll()
-        poll.register(self, event)
+        poll.register(self, events)
         return self._waits(lambda seconds: bool(poll.poll(seconds * 1000)), limit)
 
     def _ends_within(self, limit: float) -> bool:

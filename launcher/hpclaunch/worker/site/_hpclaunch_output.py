@@ -53,7 +53,8 @@ def keep_writing() -> None:
     path = os.environ.get(ERROR_FILE, "")
     if not path.endswith(ENDS):
         return
-    files = [path[: -len(ENDS)] + ends for ends in (".out", ".err")]
+    # /proc shows the names of open files without symbolic links.
+    files = [os.path.realpath(path[: -len(ENDS)] + ends) for ends in (".out", ".err")]
     for name, fd in STREAMS:
         stream = getattr(sys, name)
         try:

@@ -7,6 +7,7 @@ names each part of each tensor in them, and renames it to `.metadata`. Without c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -45,7 +46,7 @@ class Dcp:
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder = candidate.folder
-        if METADATA in folder.files or not any(map(OF_RANK.fullmatch, folder.files)):
+        if metadata_of(folder) in ([], [METADATA]):
             yield from sealed_shards(folder)
             return
         for entry in candidate.files_of_ranks(OF_RANK, "__{}.metadata").values():
@@ -56,15 +57,25 @@ def candidate(form: Format, place: Location) -> CheckpointCandidate | None:
     """Return the checkpoint in a directory with shards or metadata; None if it has neither."""
     files = place.folder.files
     shards = [name for name in files if name.endswith(SHARD)]
-    seals = [name for name in files if name == METADATA or OF_RANK.fullmatch(name)]
+    seals = metadata_of(place.folder)
     if not shards and not seals:
         return None
     decides = max((files[name] for name in seals or shards), key=lambda entry: entry.time)
     found = CheckpointCandidate(place, form, decides, step_of(place.name))
     ranks = [int(m[1]) for name in shards if (m := SHARD_OF_RANK.fullmatch(name))]
     found.world = max(ranks) + 1 if ranks else None
-    found.bare = False if seals and _names_optimizer(decides.path, decides.identity) else None
+    found.bare = None
+    with contextlib.suppress(OSError):  # whoever reads the parts finds out why
+        if seals and _names_optimizer(decides.path, decides.identity):
+            found.bare = False
     return found
+
+
+def metadata_of(folder: Folder) -> list[str]:
+    """Return the names of the files of metadata: one, or without collectives one of each rank."""
+    if METADATA in folder.files:
+        return [METADATA]
+    return [name for name in folder.files if OF_RANK.fullmatch(name)]
 
 
 def sealed_shards(folder: Folder, metadata: str = METADATA) -> list[Part]:
@@ -88,9 +99,9 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
         raise IncompleteError(f"{metadata} is cut short or damaged ({e})") from e
     if not found:
         raise IncompleteError(f"{metadata} names no shard")
-    seen = folder.files.look()
+    folder.files.look()
     for name, pieces in found.items():
-        yield Part(need(seen, name), FileKind.PIECES, name, pieces, entry.identity)
+        yield Part(need(folder.files, name), FileKind.PIECES, name, pieces, entry.identity)
 
 
 @lru_cache(maxsize=1024)

@@ -203,13 +203,16 @@ def _check_experts(folder: Folder, found: list[str]) -> None:
 
 
 def world_of(folder: Folder) -> int | None:
-    sizes = _sizes(folder)
+    try:
+        sizes = _sizes(folder)
+    except OSError:
+        return None
     return sizes[0] * sizes[1] if sizes else None
 
 
 def _sizes(folder: Folder) -> tuple[int, int, bool] | None:
     """Return the data-parallel size, the model-parallel size, and whether the files with a model
-    contain the optimizer too (without ZeRO); None if no file records them.
+    contain the optimizer too (without ZeRO); None if no file records them. Raises OSError.
     """
     found = _model_fields(folder)
     match found.get("dp_world_size"), found.get("mp_world_size"):

@@ -71,7 +71,10 @@ class LightningDeepSpeed:
 
 def _step(file: Entry) -> Step | None:
     """Return the step that a file by Lightning records; None if it is another's or unreadable."""
-    found = archives.fields_of(file, VERSION, "global_step")
+    try:
+        found = archives.fields_of(file, VERSION, "global_step")
+    except OSError:
+        return None
     match found.get("global_step"):
         case int(step) if VERSION in found:
             return Step(step, "step", "what is in it")

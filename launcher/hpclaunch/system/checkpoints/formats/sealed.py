@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
+from itertools import chain
 
 from ..candidates import (
     COMPLETE,
@@ -16,6 +17,7 @@ from ..candidates import (
     IncompleteError,
     Location,
     Part,
+    need,
     none_newer,
     step_of,
 )
@@ -36,8 +38,10 @@ class Sealed:
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         for prefix, folder in candidate.folder.tree():
-            found = folder.files.look().items()
-            none_newer((Part.of(entry, prefix + name) for name, entry in found), candidate.decides)
+            names = [*folder.files]
+            folder.files.look()
+            found = [Part.of(need(folder.files, name), prefix + name) for name in names]
+            none_newer(found, candidate.decides)
         yield from _structured(candidate.folder)
 
 
@@ -83,11 +87,11 @@ def _seal(folder: Folder, facts: Facts) -> Entry | None:
 def _structured(root: Folder) -> Iterator[Part]:
     """Yield the files whose structure can be checked."""
     for prefix, folder in root.tree():
-        shards = dcp.METADATA in folder.files
-        for part in dcp.shards(folder) if shards else ():
+        metadata = dcp.metadata_of(folder)
+        for part in chain.from_iterable(dcp.shards(folder, each) for each in metadata):
             yield part._replace(label=prefix + part.label)
         for name in folder.files:
-            if name.endswith(SAVED) and not (shards and name.endswith(dcp.SHARD)):
+            if name.endswith(SAVED) and not (metadata and name.endswith(dcp.SHARD)):
                 part = Part.of(folder.files[name], prefix + name)
                 of_torch = part.kind is FileKind.TORCH  # by its name, which says little here
                 yield part._replace(kind=FileKind.ANY) if of_torch else part
