@@ -161,7 +161,8 @@ class Gathering:
             for node, why_not in failed.items():
                 if node in nodes and failures >= TRIES:
                     raise GivenUpError(cause(why_not), nodes.hosts.get(node, ""))
-            fetched += sum(size for node, size in lacking.items() if node not in failed)
+            done = (t for t in transfers if t.node not in failed and t.source != t.node)
+            fetched += sum(each.file.size for each in done)
             nodes.refresh_soon()
         needed = chosen.needed if chosen else []
         if not all(h.has(f) for h in nodes.holdings if h.node in request.nodes for f in needed):
