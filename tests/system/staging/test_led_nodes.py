@@ -412,6 +412,16 @@ def test_shards_of_a_lost_node_are_restored(nodes, tmp_path):
     assert [picture(stage) for stage in nodes.stages] == [expected] * 3
 
 
+def test_a_buddys_own_copy_is_not_fetched(nodes):
+    stager = nodes.lead(0)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.work(stager)
+    size = (nodes.stages[0] / "step-1.pt").stat().st_size
+    nodes.lose(0)
+    assert nodes.restore(nodes.lead(1)).fetched == size  # by the third node
+    assert [os.listdir(nodes.stages[index]) for index in (1, 2)] == [["step-1.pt"]] * 2
+
+
 def test_another_leader_continues(nodes, tmp_path):
     stager = nodes.lead(0)
     write(nodes.storage / "old.pt", 5)
