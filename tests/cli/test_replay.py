@@ -196,22 +196,6 @@ def test_nothing_there(tmp_path, capsys):
     assert main(["replay"]) == 2
 
 
-def test_until(replayed, logs):
-    """Seconds after the begin, or a time of day."""
-    first = json.loads((logs / "journal.jsonl").read_text().splitlines()[0])["time"]
-    assert len(replayed(logs, "--until", "+0").stdout.splitlines()) == 1
-    whole = replayed(logs).stdout
-    assert replayed(logs, "--until", "+3600").stdout == whole
-    begin = whole.split(maxsplit=1)[0]
-    assert replayed(logs, "--until", begin).stdout in whole
-    assert replayed(logs, "--until", "2001-01-01").stdout == ""
-    assert first > 0
-    for wrong in ("soon", "25:00", "2026-13-01"):
-        done = replayed(logs, "--until", wrong)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"hpclaunch: error: --until {wrong}: write 14:03:22")
-
-
 def test_a_pager_may_leave(logs):
     command = [sys.executable, "-m", "hpclaunch", "replay", os.fspath(logs)]
     reading, writing = os.pipe()

@@ -2,7 +2,6 @@
 
     hpclaunch replay hpclaunch-logs/71.0   all agents of a job, merged by time
     hpclaunch replay DIR/journal.jsonl     one of them
-    hpclaunch replay DIR --until 14:03:22  stop at that time
 
 A journal has the events that an agent has handled, its decisions, and their
 times. The exit code is 2 if a file is not a journal, otherwise 0.
@@ -50,11 +49,6 @@ def prepare_parser(parser: Parser) -> None:
     parser.add_argument(
         "journal", type=Path, metavar="DIR|FILE", help="the log directory of a job, or one journal"
     )
-    parser.add_argument(
-        "--until",
-        metavar="TIME",
-        help="stop there: 14:03:22, '2026-05-01 14:03:22', or +90 for seconds after the begin",
-    )
     parser.add_argument("--verbose", action="store_true", help="show messages in full")
 
 
@@ -63,7 +57,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     names: dict[str, int] = {}
     agents = [_Agent(path, names, verbose=options.verbose) for path in files]
     lines = heapq.merge(*(agent.lines() for agent in agents), key=lambda line: line[0])
-    write_bytes(for_console(f"{text}\n") for text in _until(lines, options.until))
+    write_bytes(for_console(f"{text}\n") for _, text in lines)
     wrong = [f"{agent.path}: {agent.wrong}" for agent in agents if agent.wrong]
     if len(agents) == 1 and wrong:
         raise UsageError(wrong[0])
@@ -96,42 +90,6 @@ def _regular(path: str, flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a regular file", path)
     return fd
-
-
-def _until(lines: Iterator[Line], until: str | None) -> Iterator[str]:
-    end = None
-    for time, text in lines:
-        if until is not None and end is None:
-            end = _moment(until, time)
-        if end is not None and time > end:
-            break
-        yield text
-
-
-def _moment(text: str, begin: float) -> float:
-    """Return the time that the user has named, for a journal that begins at `begin`."""
-    if re.fullmatch(r"\+\d+(\.\d*)?", text):
-        return begin + float(text)
-    day = datetime.datetime.fromtimestamp(begin).astimezone()
-    try:
-        if "-" in text:
-            return datetime.datetime.fromisoformat(text).timestamp()
-        at = day.replace(**_clock(text))
-    except ValueError:
-        raise UsageError(
-            f"--until {text}: write 14:03:22, '2026-05-01 14:03:22', or +90 for seconds after the "
-            "begin"
-        ) from None
-    return (at if at >= day else at + datetime.timedelta(days=1)).timestamp()
-
-
-def _clock(text: str) -> dict[str, Any]:
-    at = datetime.time.fromisoformat(text)
-    parts = ("hour", "minute", "second", "microsecond")
-    # A time without seconds includes the whole minute, one with seconds the whole second.
-    given = {1: {"second": 59, "microsecond": 999_999}, 2: {"microsecond": 999_999}}
-    more = {} if "." in text else given.get(text.count(":"), {})
-    return {part: getattr(at, part) for part in parts} | more
 
 
 class _Agent:
