@@ -48,7 +48,7 @@ TABLE = re.compile(r"^\| option \|.*\n\| ---.*\n((?:\|.*\n)+)", re.MULTILINE)
 VARIABLE = re.compile(r"\bHPCLAUNCH_[A-Z_]+\b")
 # Whose options the tables of a page have, where they are not the launcher's; see also
 # tests/cli/test_options.py for docs/options.md, and tests/cli/test_sbatch.py for docs/slurm.md.
-OPTIONS_OF = {"install.md": "doctor", "files.md": "replay", "slurm.md": "sbatch"}
+OPTIONS_OF = {"install.md": "doctor", "slurm.md": "sbatch"}
 
 
 def name(page: Path) -> str:
