@@ -37,11 +37,9 @@ from .loss_detection import LossDetector
 from .roster import Peer
 from .seat_use import SeatUses
 from .stages.choosing import Choosing
-from .stages.ending import Ended, Ending
 from .stages.rendezvous import RendezvousStage
-from .stages.running import Running
-from .stages.stage import JobStage
-from .stages.stopping import Stopping
+from .stages.running import Running, Stopping
+from .stages.stage import Ended, Ending, JobStage
 
 if TYPE_CHECKING:
     from ..protocol.job_snapshot import JobSnapshot
@@ -122,7 +120,7 @@ class Head:
     def _begin(self, now: float) -> list[Effect]:
         self.state.tenure_since = now
         self.state.end.allocation.begin_to_ask(now)
-        return self._stage.enter(now) + self.state.renew(now)
+        return self._stage.enter(now) + self.state.lease.renew(now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.stage is Stage.ENDED:
@@ -176,7 +174,7 @@ class Head:
         beat = is_fresh and now >= self._beat_at
         if beat:
             self._beat_at = now + self._beat(now)
-            effects += state.renew(now)
+            effects += state.lease.renew(now)
             effects += state.stagers.lead() if state.lease.holds(now) else []
         # Once rounds have begun, few agents join, and each gets its vote at once, not at a beat.
         late = reporter is not None and state.current is not None and state.lease.may_join(reporter)
@@ -239,5 +237,5 @@ class Head:
             # The agent led in a later term, or followed such a head, but this head has the quorum.
             # The agent obeys no earlier term, so this head continues in a later one.
             state.orders.term = state.rotation.next_term(report.term, self.me)
-        effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
+        effects = state.lease.note_answer(index, report.version, now)
         return effects + self.losses.hear(peer, report, now)

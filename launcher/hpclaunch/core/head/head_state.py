@@ -14,7 +14,6 @@ from ..consensus.rotation import Rotation
 from ..ending.job_end import JobEnd
 from ..placement.assigning import next_groups
 from ..protocol.configuration import Configuration, JobRecord
-from ..protocol.effects import Effect, KeepWorkers
 from ..protocol.messages import Report
 from ..protocol.model import Job
 from .cordon import UnfitNodes
@@ -111,23 +110,7 @@ class HeadState:
         nodes = set(self.next_groups())
         return [p for p in self.roster if p.place.node in nodes]
 
-    def can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
-        """Return whether a round can begin now. If the leader lease has to be renewed for this, the
-        effects extend the worker lease.
-        """
-        if not self.rendezvous.is_ready(self.next_participants):
-            return False, []
-        effects = [] if self.lease.will_hold(now) else self.renew(now)
-        return self.lease.will_hold(now), effects
-
-    # The leader lease
-
-    def renew(self, now: float) -> list[Effect]:
-        return self.keep_workers(self.lease.renew(now))
-
-    def keep_workers(self, until: float | None) -> list[Effect]:
-        """Extend the lease of this agent's own workers to `until`; None leaves it unchanged."""
-        return [] if until is None else [KeepWorkers(until)]
+    # The configuration
 
     def reconfigure(self, now: float) -> bool:
         """Make the agents that are present voters. Return whether there is a new configuration."""

@@ -83,7 +83,7 @@ class LossDetector:
         if not peer.presence.can_be_dead():
             return []
         self.state.rendezvous.pause(now + self.timing.killing)
-        return self._die(peer, Loss.EXITED, now) + self.state.renew(now)
+        return self._die(peer, Loss.EXITED, now) + self.state.lease.renew(now)
 
     def _die(self, peer: Peer, loss: Loss, now: float) -> list[Effect]:
         was_lost = peer.is_lost
