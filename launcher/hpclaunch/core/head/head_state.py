@@ -13,10 +13,10 @@ from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..ending.job_end import JobEnd
 from ..placement.assigning import next_groups
+from ..protocol import ranges
 from ..protocol.configuration import Configuration, JobRecord
 from ..protocol.messages import Report
 from ..protocol.model import Job
-from .cordon import UnfitNodes
 from .orders import Orders
 from .restarts import Budget
 from .roster import Peer, Roster
@@ -59,7 +59,6 @@ class HeadState:
         self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers)
         self.end = JobEnd(job, self.budget, self.numbers)
         self.viewers = Viewers(self.numbers)
-        self.unfit = UnfitNodes(job)
         self.stagers = Stagers(self)
 
     @property
@@ -95,7 +94,6 @@ class HeadState:
         record = election.configuration.record
         self.takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
         self.budget.tally = record.tally
-        self.unfit.take_over(record.unfit)
         self.begins = int(takeover.begun)
         self.round = max(takeover.next_round, self.job.first_round)
         self.rendezvous.take_over(now, begun=takeover.begun)
@@ -119,8 +117,8 @@ class HeadState:
         version = self.lease.configuration.version
         before = self.lease.configuration.record.round
         number = before if self.current is None else self.round
-        cordons, unfit = self.roster.cordons, self.unfit.recorded
-        record = JobRecord(number, self.budget.tally, cordons, unfit)
+        unfit = ranges.written(self.roster.recorded_unfit)
+        record = JobRecord(number, self.budget.tally, self.roster.cordons, unfit)
         self.lease.reconfigure(record, now, self._next_heads())
         self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version

@@ -21,7 +21,7 @@ from ..head_state import HeadState
 from ..orders import Asks
 from ..restarts import passed_over
 from ..roster import Awaited, Peer, hosts_of
-from ..round_beginnings import begin_round
+from ..round import begin_round
 from .stage import JobStage, Step
 
 NO_STEP_IN_NAME = (

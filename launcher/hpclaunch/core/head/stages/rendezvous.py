@@ -15,7 +15,6 @@ from ...protocol.events import Diagnosed, Event
 from ...protocol.facts import AgentsAwaited, NodesAwaited, QuorumAwaited
 from ...protocol.model import Job, Origin, Phase, Verdict
 from ...protocol.stages import Stage
-from ..cordon import uncordon
 from ..roster import Awaited, Peer, Roster, hosts_of, names_of
 from .stage import JobStage, Step
 
@@ -182,7 +181,7 @@ class Rendezvous:
             waited = now - self._since >= self._last_call
             self._arrivals_closed = waited and len(self.roster.nodes) >= self.fewest
         if self.is_short:
-            uncordon(self.roster)
+            self.roster.uncordon()
         if not self.is_short and self._has_quorum(now, ticked=ticked):
             self._short_since = math.inf
         elif self._short_since == math.inf:

@@ -18,7 +18,6 @@ from ...protocol.facts import CordonKind, EndReason, RequestGranted, RestartDeci
 from ...protocol.messages import Report
 from ...protocol.model import Failure, Phase, Request
 from ...protocol.stages import Stage
-from ..cordon import cordon
 from ..growth import Growth
 from ..hang_watch import HangWatch
 from ..head_state import HeadState
@@ -233,4 +232,4 @@ class Stopping(JobStage):
             outage_delay=outage_delay,
         )
         hosts = [budget.suspect] if budget.suspect else []
-        return [Record(fact), *cordon(state.roster, hosts, CordonKind.FAILING, state.round)]
+        return [Record(fact), *state.roster.cordon(hosts, CordonKind.FAILING, state.round)]
