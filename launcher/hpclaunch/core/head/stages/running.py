@@ -205,7 +205,6 @@ class Stopping(JobStage):
                 saves=state.job.saves,
                 spares=bool(state.roster.nodes.difference(current.groups)),
                 resumed=current.resumed,
-                begun=current.begun,
             )
         if end.verdict is not None:
             return self.end_job(now)
