@@ -55,7 +55,7 @@ class HeadState:
         )
         # The numbers of this head's questions. Other heads, also on this agent, use other numbers.
         self.numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
-        self.orders = Orders(self.lease, self.roster[me])
+        self.orders = Orders(self)
         self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers)
         self.end = JobEnd(job, self.budget, self.numbers)
         self.viewers = Viewers(self.numbers)

@@ -116,10 +116,7 @@ class JobStage:
     # Orders
 
     def order(self, peer: Peer, now: float) -> Send:
-        state, goal = self.state, GOAL[self.kind]
-        asks, later = self.asks(peer, now), state.end.allocation.comes_later
-        ended = state.end.verdict
-        return state.orders.order(peer, goal, state.round, now, ended, asks, later=later)
+        return self.state.orders.order(peer, GOAL[self.kind], self.asks(peer, now), now)
 
     def asks(self, peer: Peer, now: float) -> Asks:
         """Return the questions in the order for an agent."""
