@@ -61,9 +61,7 @@ from ..protocol.model import (
     Trouble,
     Verdict,
 )
-from .exits import Exits
-from .queries import Queries
-from .spending import Spending
+from .round_notes import Exits, Queries, Spending
 from .stopping import Stopping
 
 if TYPE_CHECKING:
