@@ -18,7 +18,7 @@ from ..protocol.facts import ElectionAwaited, HeadHeard, HeadSilent
 from ..protocol.losses import Loss
 from ..protocol.messages import Hint
 from ..protocol.timing import Timing
-from .leader_link import Heartbeat, LeaderLink
+from .contact import Heartbeat, LeaderLink
 from .rotation import Rotation
 
 
