@@ -1,5 +1,4 @@
-"""The contact with another agent: when it was heard, and what it has answered. All times are on this
-agent's clock.
+"""The contact with another agent. All times are on this agent's clock.
 
 A closed connection alone proves little, since a network fault may close it. But it is a reason to
 ask the other agent's host whether the agent is dead.
