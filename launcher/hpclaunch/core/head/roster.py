@@ -263,12 +263,6 @@ class Awaited:
         return not self._last
 
 
-def all_in(phase: Phase, number: int, peers: Iterable[Peer]) -> bool:
-    """Return whether all these agents are in this phase of this round."""
-    reports = (p.report for p in peers)
-    return all(r is not None and r.phase is phase and r.round == number for r in reports)
-
-
 def hosts_of(peers: Iterable[Peer]) -> tuple[str, ...]:
     """Return the names of their hosts, each once."""
     return tuple(dict.fromkeys(p.host for p in peers))

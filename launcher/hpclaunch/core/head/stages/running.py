@@ -22,7 +22,7 @@ from ..growth import Growth
 from ..hang_watch import HangWatch
 from ..head_state import HeadState
 from ..orders import Asks
-from ..roster import Awaited, Peer, all_in
+from ..roster import Awaited, Peer
 from ..round import Round
 from ..straggler_watch import Straggler, StragglerWatch
 from .stage import JobStage, Step
@@ -128,7 +128,9 @@ class Running(JobStage):
     @property
     def _is_done(self) -> bool:
         current = self.state.current_round
-        return all_in(Phase.DONE, current.number, current.participants)
+        reports = (peer.report for peer in current.participants)
+        number = current.number
+        return all(r and r.phase is Phase.DONE and r.round == number for r in reports)
 
     @property
     def _only_waits_for_slurm(self) -> bool:
