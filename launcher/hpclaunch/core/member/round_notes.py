@@ -1,5 +1,5 @@
-"""What an agent notes of its workers in one round, in the form in which it reports it: their exits,
-the time that they have spent, and their answers.
+"""Notes on an agent's workers in one round, in the form in which they are reported: exits, the time
+that the workers have spent, and their answers.
 """
 
 from __future__ import annotations
