@@ -87,7 +87,6 @@ class Follower:
 
     @property
     def has_head(self) -> bool:
-        """Whether this agent knows of a head."""
         return self.standing not in (Standing.WAITING, Standing.HEADLESS)
 
     @property

@@ -109,7 +109,6 @@ class LeaderLease:
         return term >= self.tenure and self.rotation.head_of(term) == self.me
 
     def is_followed_by(self, other: Presence) -> bool:
-        """Return whether the other agent follows this head."""
         return self.is_of_ours(other.term)
 
     # The configuration
@@ -131,11 +130,9 @@ class LeaderLease:
             self._adopt(replace(configuration, old=old))
 
     def may_join(self, agent: int) -> bool:
-        """Return whether the agent can become a voter."""
         return agent in self.rotation and not self._presences[agent].has_configuration
 
     def _is_there(self, agent: int, now: float) -> bool:
-        """Return whether the next configuration lists the agent."""
         other = self._presences[agent]
         if agent == self.me or other.is_given_up:
             return agent == self.me

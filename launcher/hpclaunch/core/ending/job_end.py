@@ -48,7 +48,6 @@ class Training(Protocol):
 
 class JobEnd:
     def __init__(self, job: Job, training: Training, numbers: Iterator[int]) -> None:
-        """`numbers` yields a new number for each question."""
         self.job, self._training, self._numbers = job, training, numbers
         self.verdict: Verdict | None = None
         self.allocation = AllocationEnd(job, numbers)

@@ -67,7 +67,6 @@ class GivenNotice:
         return self.step > 0 and self._do_all(lambda answer: answer.last)
 
     def _do_all(self, say: Callable[[NoticeAnswer], bool]) -> bool:
-        """Return whether the last answers of all agents say so."""
         return all(answer is not None and say(answer) for answer in last_answers(self.agents))
 
 
@@ -79,7 +78,6 @@ class Notices:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """Begin a round."""
         self._negotiation = Negotiation(self.timing, self._numbers)
         self._began_at = now
         self.given: GivenNotice | None = None
@@ -94,7 +92,6 @@ class Notices:
 
     @property
     def offer(self) -> StepNotice | None:
-        """The offer in the orders."""
         return self._negotiation.offer
 
     # The notice of the end

@@ -86,7 +86,6 @@ class Head:
         return max(self.state.lease.until, self.state.tenure_since + self.timing.loss)
 
     def needs_search(self, number: int) -> bool:
-        """Return whether a round can begin only after search `number` is answered."""
         return self._stage.needs_search(number)
 
     def next_deadline(self) -> float:
@@ -200,7 +199,6 @@ class Head:
         return state.takeover.hold_back(effects, now, confirmed=state.lease.holds(now))
 
     def _advance(self, now: float, *, ticked: bool) -> list[Effect]:
-        """Take steps until there is nothing more to do."""
         effects: list[Effect] = []
         while True:
             step = self._stage.step(now, ticked=ticked)
@@ -220,7 +218,6 @@ class Head:
         return snapshot_of(self._stage, now)
 
     def refusal(self, request: Request) -> str:
-        """Return why a request cannot be granted now; "" if it can."""
         return self._stage.refusal(request)
 
     # Reports

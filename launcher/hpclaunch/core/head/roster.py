@@ -238,7 +238,6 @@ class Roster:
 
     @property
     def unheard(self) -> list[Peer]:
-        """The agents that were never heard."""
         return [self._peers[i] for i in sorted(self.absent)]
 
 

@@ -83,7 +83,6 @@ class Round:
         return (until - since) / (last - first) if last > first else None
 
     def hosts(self) -> dict[int, str]:
-        """Return the host of each rank."""
         return {rank: peer.host for peer in self.participants for rank in ranks_of(peer)}
 
     def stop(self, now: float) -> None:
@@ -125,7 +124,6 @@ class Round:
 
 
 def ranks_of(peer: Peer) -> range:
-    """Return the ranks that an agent has in its round."""
     part = peer.assignment
     return range(0) if part is None else range(part.first_rank, part.first_rank + part.nproc)
 

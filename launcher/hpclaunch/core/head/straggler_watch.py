@@ -32,7 +32,6 @@ class StragglerWatch:
     """The search for stragglers in one round. An agent that does not answer in time is left out."""
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
-        """`numbers` yields a new number for each question."""
         self.timing, self._numbers = timing, numbers
         self.query: Query | None = None  # for samples, while answers are awaited
         self.named: Straggler | None = None

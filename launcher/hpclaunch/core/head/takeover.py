@@ -18,8 +18,6 @@ ROUNDS_AHEAD = 2
 
 
 class Takeover:
-    """A takeover from a head that is lost, after an election."""
-
     def __init__(
         self,
         job: Job,

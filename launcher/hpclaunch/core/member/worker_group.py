@@ -116,7 +116,6 @@ class WorkerGroup:
     def moment(
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
     ) -> WorkersMoment | None:
-        """See `Control.workers_moment`."""
         from .moments import WorkersMoment, of_gpus  # imported late, to start agents faster
 
         if self.part is None:

@@ -42,7 +42,6 @@ class CommonLook:
     waited_for: list[Peer] = field(default_factory=list)
 
     def of(self, peer: Peer) -> Look:
-        """Return the question to one agent."""
         share = self.shares.get(peer.place.index)
         return self.look if share is None else replace(self.look, share=share)
 

@@ -54,7 +54,6 @@ class Rendezvous:
     def __init__(
         self, job: Job, roster: Roster, lease: LeaderLease, numbers: Iterator[int]
     ) -> None:
-        """`numbers` yields a new number for each question."""
         self.job, self.timing = job, job.timing
         self._nodes = job.nodes  # kept here: it is used at every report, and counted anew by Job
         self._most = job.most or self._nodes  # the most nodes that a round can have

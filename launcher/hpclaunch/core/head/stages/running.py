@@ -114,7 +114,6 @@ class Running(JobStage):
         return self._end_well(now)
 
     def _end_well(self, now: float) -> Step:
-        """End the job, or the round: all workers have ended with 0."""
         end = self.state.end
         searched = end.seek_save(now)
         if searched is not None:

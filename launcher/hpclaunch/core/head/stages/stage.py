@@ -60,7 +60,6 @@ class JobStage:
         return Step()
 
     def beat(self, now: float) -> list[Effect]:
-        """Do what is to be done once per beat."""
         return []
 
     def next_deadline(self) -> float:
@@ -119,7 +118,6 @@ class JobStage:
         return self.state.orders.order(peer, GOAL[self.kind], self.asks(peer, now), now)
 
     def asks(self, peer: Peer, now: float) -> Asks:
-        """Return the questions in the order for an agent."""
         return Asks()
 
     def order_all(self, now: float) -> list[Effect]:
