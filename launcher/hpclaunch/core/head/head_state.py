@@ -84,10 +84,8 @@ class HeadState:
     @property
     def can_be_replaced(self) -> bool:
         """Whether the others can elect another head, and continue without this node."""
-        begun = self.takeover is not None and self.takeover.begun
-        elected = self.current is not None or begun
         left = self.roster.nodes - {self.job.places[self.me].node}
-        return elected and self.job.elects and len(left) >= self.rendezvous.fewest
+        return self.begins > 0 and self.job.elects and len(left) >= self.rendezvous.fewest
 
     def take_over(self, election: Election[Report], now: float, heard: float) -> None:
         """Continue the job of a lost head. `heard`: when it was last heard."""
