@@ -41,10 +41,8 @@ class Running(JobStage):
 
     def enter(self, now: float) -> list[Effect]:
         super().enter(now)
-        state = self.state
-        self._stragglers.begin(state.current_round, now)
-        state.end.notices.begin(now)
-        state.reconfigure(now)
+        self._stragglers.begin(self.state.current_round, now)
+        self.state.end.notices.begin(now)
         return self.order_all(now)
 
     @property
