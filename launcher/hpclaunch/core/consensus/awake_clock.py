@@ -36,4 +36,5 @@ class AwakeClock:
         return now - self.missed
 
     def real(self, awake: float) -> float:
+        """Convert a time of this clock to the caller's clock."""
         return awake + self.missed

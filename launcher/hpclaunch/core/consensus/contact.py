@@ -162,5 +162,6 @@ class LeaderLink:
         return math.inf if heard is None else heard + seconds
 
     def evidence(self, now: float) -> str:
+        """Return why the head counts as lost."""
         assert self.is_dead or self.was_heard, "a head that was never heard cannot be lost"
         return (Loss.EXITED if self.is_dead else Loss.SILENT).words(now - self.silent_at(0.0))

@@ -133,6 +133,7 @@ class LeaderLease:
         return agent in self.rotation and not self._presences[agent].has_configuration
 
     def _is_there(self, agent: int, now: float) -> bool:
+        """Return whether the next configuration lists the agent."""
         other = self._presences[agent]
         if agent == self.me or other.is_given_up:
             return agent == self.me

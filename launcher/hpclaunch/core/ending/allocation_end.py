@@ -113,6 +113,7 @@ class AllocationEnd:
 
     @property
     def origin(self) -> Origin:
+        """The origin of the end at `at`."""
         return self.announced or Origin.TIME_LIMIT
 
     # The SIGTERM

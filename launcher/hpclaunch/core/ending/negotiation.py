@@ -78,6 +78,7 @@ class Negotiation:
         return self._offered_at + self.timing.answer
 
     def begin(self, current: Round, signum: int, now: float) -> None:
+        """Offer a step for this signal."""
         reports = [p.report for p in current.participants]
         known = (r.progress.steps for r in reports if r is not None and r.progress is not None)
         self._most = max(self._most, max((max(steps) for steps in known if steps), default=0))

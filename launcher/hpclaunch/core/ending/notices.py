@@ -78,6 +78,7 @@ class Notices:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
+        """Begin a round."""
         self._negotiation = Negotiation(self.timing, self._numbers)
         self._began_at = now
         self.given: GivenNotice | None = None

@@ -50,6 +50,8 @@ class NextRun(Enum):
 
 @value(frozen=True)
 class Row:
+    """The consequences of an origin."""
+
     code: int | Code | None  # None: the job continues in another round, and there is no verdict
     notice: Notice = Notice.NEVER
     next_run: NextRun = NextRun.NEVER

@@ -85,6 +85,7 @@ class HangWatch:
 
 
 def _ended(current: Round) -> int:
+    """Return the number of workers that have ended."""
     return sum(len(p.report.exits) for p in current.participants if p.report is not None)
 
 

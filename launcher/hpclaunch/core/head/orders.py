@@ -32,6 +32,7 @@ class Orders:
 
     @property
     def start(self) -> str:
+        """The incarnation of this head."""
         own = self._state.roster[self._state.me].report
         return "" if own is None else own.incarnation
 

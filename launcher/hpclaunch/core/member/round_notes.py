@@ -101,6 +101,7 @@ class Spending:
             self._seen = Spent(tuple(times), Doing.NOTHING)
 
     def elapsed(self, now: float) -> int:
+        """Return the milliseconds since the round began here."""
         return round(1000 * (now - self._since))
 
     def report(self, now: float | None = None) -> Spent:

@@ -60,6 +60,7 @@ class JobStage:
         return Step()
 
     def beat(self, now: float) -> list[Effect]:
+        """Do what is to be done once per beat."""
         return []
 
     def next_deadline(self) -> float:
