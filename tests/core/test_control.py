@@ -15,6 +15,7 @@ from hpclaunch.core.protocol.effects import (
     Exit,
     KeepWorkers,
     OpenStore,
+    Send,
     StartWorkers,
 )
 from hpclaunch.core.protocol.events import (
@@ -53,6 +54,23 @@ def test_one_agent_with_many_workers_sleeps_while_they_make_no_steps():
     assert control.next_deadline() == math.inf
     feed(control, 5.0, seen(steps=(1, 1)))
     assert control.next_deadline() < math.inf  # how they keep pace is asked
+
+
+@pytest.mark.parametrize("loss", [3.0, 100.0, 300.0])
+def test_every_renewal_of_the_worker_lease_reaches_the_fork_server(loss):
+    control = Control(AgentStart(a_job(loss=loss), 1, 1, "10.0.0.2", "a1"))
+    feed(control, 0.0, Started(), StoreListening(4001), HeadReached(0))
+
+    def renewals(now, *before, keep):
+        (sent,) = (e for e in feed(control, now, *before, Tick()) if isinstance(e, Send))
+        heard = sent.message.serial
+        effects = feed(control, now, run(0, serial=int(now), heard=heard, keep=keep))
+        return [e.until for e in effects if isinstance(e, KeepWorkers)]
+
+    assert renewals(1.0, keep=2.5) == [3.5]
+    assert renewals(2.0, keep=1.75) == [3.75]
+    assert renewals(3.0, keep=0.75) == []  # it is not longer
+    assert renewals(4.0, ForkServerReplaced(), keep=2.5) == [6.5]
 
 
 def test_exit_is_the_last_effect_even_if_the_worker_lease_ends_with_the_agent():
