@@ -56,59 +56,32 @@ def test_one_agent_with_many_workers_sleeps_while_they_make_no_steps():
     assert control.next_deadline() < math.inf  # how they keep pace is asked
 
 
-def kept(effects):
-    return [e.until for e in effects if isinstance(e, KeepWorkers)]
-
-
-def follower(**timing):
-    """(an agent of a job with these times, what gives it an order with a lease of so many seconds
-    and returns the ends of the leases that its fork server gets)"""
-    control = Control(AgentStart(a_job(**timing), 1, 1, "10.0.0.2", "a1"))
+@pytest.mark.parametrize("loss", [3.0, 100.0, 300.0])
+def test_every_renewal_of_the_worker_lease_reaches_the_fork_server(loss):
+    control = Control(AgentStart(a_job(loss=loss), 1, 1, "10.0.0.2", "a1"))
     feed(control, 0.0, Started(), StoreListening(4001), HeadReached(0))
 
-    def renewals(now, *before, keep=90.0):
+    def renewals(now, *before, keep):
         (sent,) = (e for e in feed(control, now, *before, Tick()) if isinstance(e, Send))
         heard = sent.message.serial
-        return kept(feed(control, now, run(0, serial=int(now), heard=heard, keep=keep)))
+        effects = feed(control, now, run(0, serial=int(now), heard=heard, keep=keep))
+        return [e.until for e in effects if isinstance(e, KeepWorkers)]
 
-    return control, renewals
-
-
-def test_a_lease_that_would_hardly_be_longer_is_not_renewed():
-    _, renewals = follower(loss=100.0, beat=1.0)
-    keeps = {1.0: 90.0, 2.0: 89.5, 3.0: 89.0, 4.0: 88.75, 5.0: 89.0}
-    found = [renewals(now, keep=keep) for now, keep in keeps.items()]
-    assert found == [[91.0], [], [92.0], [], [94.0]]
-    assert renewals(6.0, ForkServerReplaced()) == [96.0]  # the new one has none
-
-
-def test_a_lease_is_never_known_to_be_longer_by_a_beat():
-    _, renewals = follower(loss=300.0, beat=1.0)
-    assert [renewals(float(now), keep=290.0) for now in (1, 2, 3)] == [[291.0], [292.0], [293.0]]
-
-
-def test_a_lease_that_ends_soon_is_renewed_however_little():
-    _, renewals = follower(loss=100.0, beat=1.0)
-    keeps = {1.0: 2.0, 2.0: 1.5, 3.0: 1.0}
-    found = [renewals(now, keep=keep) for now, keep in keeps.items()]
-    assert found == [[3.0], [3.5], [4.0]]
-
-
-def test_workers_that_are_held_get_the_newest_lease_if_it_is_still_good():
-    control, renewals = follower(loss=100.0, beat=1.0)
-    assert [renewals(now, keep=keep) for now, keep in ((1.0, 5.0), (2.0, 4.5))] == [[6.0], []]
-    assert kept(feed(control, 6.25, LeaseOver())) == [6.5]
-    assert kept(feed(control, 6.75, LeaseOver())) == []
+    assert renewals(1.0, keep=2.5) == [3.5]
+    assert renewals(2.0, keep=1.75) == [3.75]
+    assert renewals(3.0, keep=0.75) == []  # it is not longer
+    assert renewals(4.0, ForkServerReplaced(), keep=2.5) == [6.5]
 
 
 def test_exit_is_the_last_effect_even_if_the_worker_lease_ends_with_the_agent():
-    control, renewals = follower(grace=1.0, unkillable=1.0, loss=100.0, beat=1.0)
-    renewals(1.0)
+    control = Control(AgentStart(a_job(grace=1.0, unkillable=1.0), 1, 1, "10.0.0.2", "a1"))
+    feed(control, 0.0, Started(), StoreListening(4001), HeadReached(0), Tick())
+    feed(control, 1.0, run(0, serial=1, heard=1, keep=90.0))
     feed(control, 2.0, end(143, "ended by SIGTERM on n0", serial=2))
     feed(control, 3.0, Tick())
     effects = feed(control, 4.0, LeaseOver())
     assert isinstance(effects[-1], Exit)
-    assert kept(effects) == []
+    assert not any(isinstance(e, KeepWorkers) for e in effects)
 
 
 def test_the_head_ends_although_its_own_fork_server_has_not_answered():

@@ -159,7 +159,7 @@ def test_imports_go_one_way(file):
 # Who leads could be agreed upon like this by the agents of any program.
 OF_ANY_PROGRAM = {
     "configuration": {"NOBODY", "Configuration", "JobRecord", "Voters", "voters"},
-    "effects": {"Dial", "Effect", "Probe", "Record", "Send"},
+    "effects": {"Dial", "Effect", "KeepWorkers", "Probe", "Record", "Send"},
     "facts": {"ElectionAwaited", "HeadHeard", "HeadSilent"},
     "losses": {"Loss"},
     "messages": {"Hint"},

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "code-paths.md").read_text()
-STEPS = re.findall(r"^\d+\. `(.+?)`: (.*)$", PAGE, re.MULTILINE)
+STEPS = re.findall(r"^\d+\. `(.+?)`: (.*(?:\n +.*)*)$", PAGE, re.MULTILINE)
 
 
 def defined(file: Path) -> set[str]:

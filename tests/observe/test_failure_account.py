@@ -3,7 +3,7 @@
 import pytest
 
 from hpclaunch.core.ending import table
-from hpclaunch.core.ending.requeueing import RequeueDecision
+from hpclaunch.core.ending.job_end import RequeueDecision
 from hpclaunch.core.head.restarts import Budget
 from hpclaunch.core.protocol.model import (
     EXIT_USAGE,

@@ -6,7 +6,6 @@ agent sends to itself is delivered here, at once and in order.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,8 +24,6 @@ from .protocol.events import (
     Diagnosed,
     EndFound,
     Event,
-    ForkServerReplaced,
-    LeaseOver,
     LookedAt,
     PeerClosed,
     Received,
@@ -49,10 +46,6 @@ if TYPE_CHECKING:
     from .member.moments import WorkersMoment
     from .protocol.job_snapshot import JobSnapshot
 
-# A renewal of the worker lease is left out if it adds less than this share of the loss timeout (and
-# less than a beat), and the lease holds for another beat anyway.
-KEEP_SHARE = 0.02
-
 
 class Control:
     """The core of one agent: `handle(event, now)` returns effects. The last effect is `Exit`.
@@ -70,8 +63,6 @@ class Control:
         self._last_probe = 0  # the number of the last probe
         self._probes: dict[int, int] = {}  # the number of the last probe of each agent
         self._handled_at: float | None = None  # when the last event was handled, on `_clock`
-        self._kept_until = -math.inf  # the worker lease that the fork server has, in real time
-        self._lease_until = -math.inf  # the newest worker lease, in real time
         self._left: Verdict | None = None  # why this agent leaves the job to the others
         self.exited = False
 
@@ -138,8 +129,6 @@ class Control:
         if self.exited:
             return []
         self._wake(now)
-        if isinstance(event, ForkServerReplaced | LeaseOver):
-            self._kept_until = -math.inf  # the lease is over, or a new fork server has none
         real, now = now, self._clock.awake(now)
         self._handled_at = now
         if isinstance(event, Received) and isinstance(event.message, Order):
@@ -156,25 +145,7 @@ class Control:
             ended = self._left or self.member.verdict
             assert ended is not None, "an agent ends with a verdict"
             outside.append(Exit(ended, alone=self._left is not None))
-        effects = [self._in_real_time(effect, real) for effect in outside]
-        if isinstance(event, LeaseOver) and self._lease_until > real and not self.exited:
-            effects.append(KeepWorkers(self._lease_until))  # a renewal that was left out
-        return self._worth_a_wakeup(effects, real)
-
-    def _worth_a_wakeup(self, effects: list[Effect], now: float) -> list[Effect]:
-        """Leave out renewals of the worker lease that make it hardly longer: each of them wakes the
-        fork server.
-        """
-        renewals = [e for e in effects if isinstance(e, KeepWorkers)]
-        if not renewals:
-            return effects
-        beat = self.job.timing.beat
-        least = self._kept_until + min(KEEP_SHARE * self.job.timing.loss, beat)
-        self._lease_until = renewals[-1].until
-        if self._lease_until < least and self._kept_until > now + beat:
-            return [e for e in effects if not isinstance(e, KeepWorkers)]
-        self._kept_until = self._lease_until
-        return effects
+        return [self._in_real_time(effect, real) for effect in outside]
 
     def _wake(self, now: float) -> None:
         """Account for time in which this process did not run: `_clock` stops, leases do not."""

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from hpclaunch.core.consensus.contact import Acknowledged
-from hpclaunch.core.consensus.leader_link import LeaderLink
+from hpclaunch.core.consensus.contact import Acknowledged, LeaderLink
 from hpclaunch.core.consensus.presence import GIVEN_UP, TRANSITIONS, PeerState, Presence
 from hpclaunch.core.protocol.losses import Loss
 from hpclaunch.core.protocol.timing import Timing

@@ -21,7 +21,7 @@ from story import (
 )
 
 from hpclaunch.core.head.head import Head
-from hpclaunch.core.head.round_beginnings import isolation
+from hpclaunch.core.head.round import isolation
 from hpclaunch.core.protocol.effects import (
     CheckHealth,
     ChooseCheckpoint,

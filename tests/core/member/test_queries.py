@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpclaunch.core.member.queries import Queries
+from hpclaunch.core.member.round_notes import Queries
 from hpclaunch.core.protocol.effects import AskWorkers
 from hpclaunch.core.protocol.model import Answer, Evidence, Query, QueryKind, Sample, Vitals
 

@@ -18,7 +18,7 @@ from ..protocol.facts import ElectionAwaited, HeadHeard, HeadSilent
 from ..protocol.losses import Loss
 from ..protocol.messages import Hint
 from ..protocol.timing import Timing
-from .leader_link import Heartbeat, LeaderLink
+from .contact import Heartbeat, LeaderLink
 from .rotation import Rotation
 
 
@@ -87,7 +87,6 @@ class Follower:
 
     @property
     def has_head(self) -> bool:
-        """Whether this agent knows of a head."""
         return self.standing not in (Standing.WAITING, Standing.HEADLESS)
 
     @property

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..protocol.configuration import Configuration, JobRecord, voters
+from ..protocol.effects import Effect, KeepWorkers
 from ..protocol.timing import Timing
 from ..protocol.values import replace
 from .presence import PeerState, Presence
@@ -42,17 +43,13 @@ class LeaderLease:
         self._newly_answered: set[int] = set()  # agents that answered since the last renewal
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
 
-    @property
-    def is_alone(self) -> bool:
-        return len(self._presences) == 1
-
-    def renew(self, now: float) -> float | None:
-        """Compute `until` again. Returns it as the new end of the worker lease of our own workers;
-        None if it is not later than before, or infinite.
+    def renew(self, now: float) -> list[Effect]:
+        """Compute `until` again. If it is later than before, extend the worker lease of our own
+        workers.
         """
-        if self.is_alone:
+        if len(self._presences) == 1:
             self.until = math.inf
-            return None
+            return []
 
         def lease_start(agent: int) -> float:
             return now if agent == self.me else min(now, self._lease_start(agent))
@@ -62,7 +59,7 @@ class LeaderLease:
             since = supported_since(self.configuration, lease_start, self.me, self._dead, now)
         until = since + self.timing.vote_lease - self.timing.killing
         is_later, self.until = until > self.until, until
-        return until if is_later and not math.isinf(until) else None
+        return [KeepWorkers(until)] if is_later and not math.isinf(until) else []
 
     def miss(self, seconds: float, now: float) -> None:
         """Move times back: leases continued while this process did not run for `seconds`."""
@@ -112,7 +109,6 @@ class LeaderLease:
         return term >= self.tenure and self.rotation.head_of(term) == self.me
 
     def is_followed_by(self, other: Presence) -> bool:
-        """Return whether the other agent follows this head."""
         return self.is_of_ours(other.term)
 
     # The configuration
@@ -134,7 +130,6 @@ class LeaderLease:
             self._adopt(replace(configuration, old=old))
 
     def may_join(self, agent: int) -> bool:
-        """Return whether the agent can become a voter."""
         return agent in self.rotation and not self._presences[agent].has_configuration
 
     def _is_there(self, agent: int, now: float) -> bool:
@@ -155,22 +150,21 @@ class LeaderLease:
         self.configuration = replace(configuration, version=version, tenure=self.tenure)
         self._up_to_date = set()  # not even this agent: its own follower votes like any other
 
-    def note_answer(self, agent: int, version: int, now: float) -> float | None:
+    def note_answer(self, agent: int, version: int, now: float) -> list[Effect]:
         """Note an answer of an agent, which has this version of the configuration.
 
         While the lease does not hold, renew it once enough agents for a quorum have answered.
-        Returns the result of `renew`; None if it was not called.
         """
         other = self._presences[agent]
         if agent not in self.rotation or not self.is_followed_by(other):
-            return None
+            return []
         if version >= self.configuration.version:
             self._up_to_date.add(agent)
         if other.answered.lease_start is None or self.holds(now):
-            return None
+            return []
         self._newly_answered.add(agent)
         if 2 * (len(self._newly_answered) + 1) < len(self.configuration.voters.members):
-            return None
+            return []
         self._newly_answered.clear()
         return self.renew(now)
 

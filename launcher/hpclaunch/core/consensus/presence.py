@@ -206,7 +206,6 @@ class Presence:
         return doubtful and not self.is_dead
 
     def die(self, now: float, loss: Loss) -> None:
-        """Note that the agent is proven dead."""
         if self.is_dead:
             return
         self._enter(PeerState.DEAD)

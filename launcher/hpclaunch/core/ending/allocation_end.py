@@ -21,7 +21,6 @@ ANNOUNCED_BY = {row.state: origin for origin, row in ENDS.items() if row.state i
 
 class AllocationEnd:
     def __init__(self, job: Job, numbers: Iterator[int]) -> None:
-        """`numbers` yields a new number for each question."""
         self.job, self.timing, self._numbers = job, job.timing, numbers
         self._question = 0  # the number of the last question
         self.announced: Origin | None = None  # the end that SIGTERM has announced

@@ -16,17 +16,19 @@ import signal
 from collections.abc import Iterator
 from typing import Protocol
 
-from ..protocol.effects import ChooseCheckpoint, Effect, FlushStage
+from ..protocol.effects import ChooseCheckpoint, Effect, FlushStage, Record
 from ..protocol.events import CheckpointChosen, EndFound, SearchFailed, StageFlushed
+from ..protocol.facts import RequeueImpossible
+from ..protocol.job_state import JobState
 from ..protocol.messages import Report
-from ..protocol.model import EXIT_SAVED, Job, Origin, Verdict
+from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Job, Origin, Sequel, Verdict
 from ..protocol.values import replace
 from ..protocol.wording import count, signal_name, some
 from .allocation_end import AllocationEnd
-from .leaving import Leaving
-from .notices import Notices
-from .requeueing import STOPPED_BY, RequeueDecision
-from .table import ENDS, verdict
+from .notices import WAVE, Notices
+from .table import ENDS, NextRun, verdict
+
+STOPPED_BY = "hpclaunch stop"
 
 
 class Training(Protocol):
@@ -46,12 +48,13 @@ class Training(Protocol):
 
 class JobEnd:
     def __init__(self, job: Job, training: Training, numbers: Iterator[int]) -> None:
-        """`numbers` yields a new number for each question."""
         self.job, self._training, self._numbers = job, training, numbers
         self.verdict: Verdict | None = None
         self.allocation = AllocationEnd(job, numbers)
         self.notices = Notices(job, self.allocation)
-        self._leaving = Leaving(job, self.notices, self.allocation, numbers)
+        self._saved: CheckpointChosen | None = None  # the last one in this round; None: not known
+        self._search = 0  # the number of the search for it, of which there is one; 0: none yet
+        self._search_until = math.inf  # the end of the wait for its answer
         self._requeue = RequeueDecision(job)
         self._is_out_of_time = False  # the workers are stopped before Slurm ends the job
         self._explained_by = math.inf  # the end of the wait for Slurm's explanation
@@ -62,12 +65,12 @@ class JobEnd:
 
     def round_ended(self) -> None:
         """Forget what the workers of the last round have saved: the job continues."""
-        self._leaving = Leaving(self.job, self.notices, self.allocation, self._numbers)
+        self._saved, self._search, self._search_until = None, 0, math.inf
 
     @property
     def is_waiting(self) -> bool:
         """Whether the end of the job depends on an answer that has not arrived yet."""
-        return self._leaving.is_searching or self._explained_by < math.inf or self.is_flushing
+        return self.next_deadline() < math.inf or self.is_flushing
 
     @property
     def is_flushing(self) -> bool:
@@ -75,7 +78,7 @@ class JobEnd:
         return self._flush > 0 and self._flushed is None
 
     def next_deadline(self) -> float:
-        return min(self._leaving.search_until, self._explained_by)
+        return min(self._search_until, self._explained_by)
 
     # What ends the job
 
@@ -144,7 +147,9 @@ class JobEnd:
 
     def hear_search(self, event: CheckpointChosen | SearchFailed) -> None:
         """Note the answer to a search for a checkpoint, if that search was begun here."""
-        self._leaving.hear_search(event)
+        if self._search_until < math.inf and event.number == self._search:
+            self._saved = event if isinstance(event, CheckpointChosen) else None
+            self._search_until = math.inf
 
     def hear_flush(self, event: StageFlushed) -> None:
         """Note that what was saved in memory is on storage, or lost."""
@@ -155,18 +160,41 @@ class JobEnd:
         """Find out what workers that have ended with 0 have saved, if `why_done` depends on it.
         Return None once there is nothing to wait for.
         """
-        # Once a search has begun, its answer counts, although `is_possible` changes with time.
-        if not (self._leaving.has_searched or self._leaving.is_possible(now)):
+        # Once the search has begun, its answer counts, although `may_have_left` changes with time.
+        if not (self._search or self.notices.may_have_left(now)):
             return None
-        return self._leaving.search(self._training.search, now, ended_well=True)
+        return self._search_last(now, ended_well=True)
+
+    def _search_last(self, now: float, *, ended_well: bool = False) -> list[Effect] | None:
+        """Begin the search for the last save, or wait for its answer. Return None once there is
+        nothing to wait for. `ended_well`: all workers have ended with 0, and were not stopped.
+        """
+        if self.job.saves and not self._search:
+            self._search = next(self._numbers)
+            self._search_until = now + self.job.timing.search
+            search = replace(self._training.search, is_last=True, number=self._search)
+            return [replace(search, ended_well=ended_well)]
+        if now < self._search_until < math.inf:
+            return []
+        self._search_until = math.inf
+        return None
+
+    def _saved_since(self, now: float) -> str:
+        """Return the path of the last save if it was made since the workers were asked to leave; ""
+        if it was not.
+        """
+        saved = self._saved
+        if saved is None or saved.age is None:
+            return ""
+        return saved.path if saved.age <= now - self.notices.asked_at + WAVE else ""
 
     def why_done(self, now: float, *, drains: bool) -> Origin:
         """Return why all workers have ended with 0. They left if they have saved since they were
-        asked to leave, or if that `is_certain`; else they were done. `drains`: Slurm drains a node.
+        asked to leave, or `have_left` in any case; else they were done. `drains`: Slurm drains a
+        node.
         """
-        leaving = self._leaving
-        if leaving.has_searched and (leaving.saved_since(now) or leaving.is_certain):
-            return leaving.origin(drains=drains)
+        if self._search and (self._saved_since(now) or self.notices.have_left):
+            return self.notices.origin(drains=drains)
         return Origin.DONE
 
     def conclude(self, origin: Origin, now: float) -> None:
@@ -177,8 +205,8 @@ class JobEnd:
             reason = "all workers ended with 0"
             reason += f" after {count(restarts, 'restart')}" if restarts else ""
         else:
-            saved = self._leaving.saved_since(now)
-            reason = f"not finished: the workers left after {self._leaving.account}"
+            saved = self._saved_since(now)
+            reason = f"not finished: the workers left after {self.notices.request}"
             nothing = f"{reason}, and nothing was saved since"
             reason = f"saved, {reason}, with {saved}" if saved else nothing
         self.verdict = verdict(origin, reason, saved=bool(saved))
@@ -187,10 +215,10 @@ class JobEnd:
         """End the job if workers that have failed had notice of the end, and have saved since.
         Return None once that is known.
         """
-        if self.verdict is not None or not self._leaving.may_have_saved:
+        if self.verdict is not None or not self.notices.may_have_saved:
             return None
-        searched = self._leaving.search(self._training.search, now)
-        if searched is None and self._leaving.saved_since(now):
+        searched = self._search_last(now)
+        if searched is None and self._saved_since(now):
             self.conclude(self.allocation.origin, now)
         return searched
 
@@ -206,7 +234,7 @@ class JobEnd:
         ended = self.allocation.explain(self.verdict)
         depends = self._requeue.depends_on_progress(self._origin(ended))
         if self._is_out_of_time or depends:
-            searched = self._leaving.search(self._training.search, now)
+            searched = self._search_last(now)
             if searched is not None:
                 return searched
         if self._is_out_of_time:
@@ -220,7 +248,7 @@ class JobEnd:
             return []
         if ended.cause is None:  # else the verdict was made with its number of restarts
             ended = replace(ended, restarts=self._training.total)
-        saved = self._leaving.saved
+        saved = self._saved
         is_lost = self._flushed is not None and self._flushed.loses_checkpoint
         progress = None if saved is None else not is_lost and self._training.is_beyond_first(saved)
         left = self.allocation.left(now) or 0.0
@@ -240,7 +268,7 @@ class JobEnd:
 
     def _verdict_in_time(self, now: float) -> Verdict:
         """Return how the job ends before Slurm ends it."""
-        origin, saved = self.allocation.origin, self._leaving.saved_since(now)
+        origin, saved = self.allocation.origin, self._saved_since(now)
         seconds = max(0.0, self.allocation.at - now)
         reason = f"ended {seconds:.0f} s before {ENDS[origin].moment}"
         if saved:
@@ -263,3 +291,78 @@ def _after_flush(ended: Verdict, flushed: StageFlushed) -> Verdict:
         reason = f"not finished, and the last save is lost: {lost}"
         return replace(ended, code=128 + signal.SIGTERM, reason=reason)
     return ended
+
+
+class RequeueDecision:
+    """The decision whether another run follows: Slurm starts the job again, or the next element of
+    its array.
+
+    A run that is known to have made no progress is the last, unless it is the first. In any case,
+    `--max-requeues` or the length of the array limits the runs.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.wanted = job, job.requeueing
+        self.is_stopped = False  # by its user
+        self._has_recorded = False
+        self._requeued_if_killed = False  # Slurm requeues the preempted job when it kills it
+
+    def found(self, event: EndFound) -> list[Effect]:
+        """Note what Slurm has answered, and record at once if it will not start the job again."""
+        if event.state is JobState.PREEMPTED:  # any other state may mean that Slurm did not answer
+            self._requeued_if_killed = event.requeued_if_killed
+        asked = self.wanted.on and not self.wanted.is_chain
+        if self._has_recorded or event.may_requeue is not False or not asked:
+            return []
+        self._has_recorded = True
+        return [Record(RequeueImpossible(self.job.slurm_id))]
+
+    def _is_wanted(self, origin: Origin) -> bool:
+        """Return whether the user wants another run after such an end."""
+        row = ENDS[origin]
+        return row.next_run is not NextRun.NEVER and row.kind in self.wanted.on
+
+    def may_follow(self, origin: Origin) -> bool:
+        """Return whether the user wants another run after such an end, or Slurm starts one."""
+        return self._is_wanted(origin) or self._is_requeued_if_killed(origin)
+
+    def _is_requeued_if_killed(self, origin: Origin) -> bool:
+        return self._requeued_if_killed and ENDS[origin].next_run is NextRun.WANTED_OR_KILLED
+
+    def depends_on_progress(self, origin: Origin) -> bool:
+        return self._is_wanted(origin) and self.wanted.before > 0
+
+    def decide(self, ended: Verdict, left: float, *, progress: bool | None) -> Verdict:
+        """Add the sequel to a verdict. `left`: seconds until Slurm ends the job. `progress`: this
+        run has saved a checkpoint beyond its first one; None if that is not known.
+        """
+        wanted = self.wanted
+        is_wanted = self._is_wanted(ended.origin)
+        why_not = self._objection(progress) if is_wanted else ""
+        if self.is_stopped and self.may_follow(ended.origin):
+            why_not = why_not or STOPPED_BY
+        if is_wanted and not why_not:
+            ended = replace(ended, code=EXIT_SAVED)
+            if not wanted.is_chain:
+                return replace(ended, sequel=Sequel.REQUEUE)
+        elif wanted.on and ended.code == EXIT_SAVED:
+            ended = replace(ended, code=EXIT_FAILED)  # that code asks for another run
+        if why_not:
+            reason = f"{ended.reason}; it is not started again: {why_not}"
+            return replace(ended, reason=reason, sequel=self._last)
+        if self._is_requeued_if_killed(ended.origin):
+            return replace(ended, sequel=Sequel.LINGER, left=round(left, 3))
+        return ended if is_wanted else replace(ended, sequel=self._last)
+
+    @property
+    def _last(self) -> Sequel:
+        return Sequel.END_CHAIN if self.wanted.is_chain else Sequel.LEAVE
+
+    def _objection(self, progress: bool | None) -> str:
+        """Return why the job itself allows no other run; "" if it does."""
+        wanted = self.wanted
+        if not wanted.is_chain and wanted.before >= wanted.most:
+            return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
+        if wanted.before and progress is False:
+            return "this run saved no checkpoint that is further than that of the run before"
+        return ""

@@ -1,8 +1,9 @@
 """Notices: all workers learn before the same step that the end of the job is near, or that somebody
 has sent a signal for them. A new round is given notice of the end again.
 
-This file decides when the workers have notice, and why; `negotiation.py` before which step; and
-`leaving.py` whether they have left because of it.
+This file decides when the workers have notice, and why; and whether those that have ended were
+done, or left because a notice or a signal, of Slurm or of a user, asked them to. `negotiation.py`
+decides before which step they have notice.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import NoticeGiven
 from ..protocol.messages import Report
-from ..protocol.model import EACH_ITS_NEXT, Job, NoticeAnswer, StepNotice
+from ..protocol.model import EACH_ITS_NEXT, Job, NoticeAnswer, Origin, StepNotice
 from ..protocol.timing import LEARNED
 from ..protocol.values import value
+from ..protocol.wording import signal_name
 from .allocation_end import AllocationEnd
 from .negotiation import Agent, Negotiation, Outcome, Round, last_answers, with_workers
 from .table import ENDS
@@ -65,7 +67,6 @@ class GivenNotice:
         return self.step > 0 and self._do_all(lambda answer: answer.last)
 
     def _do_all(self, say: Callable[[NoticeAnswer], bool]) -> bool:
-        """Return whether the last answers of all agents say so."""
         return all(answer is not None and say(answer) for answer in last_answers(self.agents))
 
 
@@ -79,20 +80,19 @@ class Notices:
     def begin(self, now: float) -> None:
         """Begin a round."""
         self._negotiation = Negotiation(self.timing, self._numbers)
-        self.began_at = now
+        self._began_at = now
         self.given: GivenNotice | None = None
         self._is_of_end = False  # the offer is of the end of the job
         self.knows_end = False  # the workers have had notice of the end of the job
         self._end_at = math.inf  # when the job was to end, as known at that notice
         self._pending: deque[PendingNotice] = deque()
         self._passed: dict[int, tuple[int, int]] = {}  # the last signal that each agent received
-        self.last_signal = 0  # the last signal that an agent has received in this round; 0: none
+        self._last_signal = 0  # the last signal that an agent has received in this round; 0: none
         self._wave_until = -math.inf  # until then, other agents receive the same signal
         self._in_wave: set[int] = set()  # the agents that have received it
 
     @property
     def offer(self) -> StepNotice | None:
-        """The offer in the orders."""
         return self._negotiation.offer
 
     # The notice of the end
@@ -142,17 +142,10 @@ class Notices:
             return
         self._passed[agent] = report.passed
         signum, _ = report.passed
-        if signum != self.last_signal or now >= self._wave_until or agent in self._in_wave:
+        if signum != self._last_signal or now >= self._wave_until or agent in self._in_wave:
             self._pending.append(PendingNotice(signum, now))
-            self.last_signal, self._wave_until, self._in_wave = signum, now + WAVE, set()
+            self._last_signal, self._wave_until, self._in_wave = signum, now + WAVE, set()
         self._in_wave.add(agent)
-
-    @property
-    def waiting_since(self) -> float:
-        """When an agent received the first signal that is still to be passed on; infinite if there
-        is none.
-        """
-        return min((p.heard_at for p in self._pending), default=math.inf)
 
     # Giving one
 
@@ -216,3 +209,80 @@ class Notices:
             return ""
         where = "" if self.offer.step == EACH_ITS_NEXT else f" before step {self.offer.step:,}"
         return f"{'given' if self.offer.given else 'offered'}{where}"
+
+    # Whether workers that have ended have left because of one
+
+    def may_have_left(self, now: float) -> bool:
+        """Return whether workers that have ended with 0 may have done so because of a notice or a
+        signal.
+
+        A signal may have reached them without a notice; or they took the notice of the end; or
+        they took another notice, given recently or for their last step.
+        """
+        if self._signalled_at < math.inf:
+            return True
+        given = self.given
+        if given is None or not given.is_taken:
+            return False
+        lasts = max(self.seconds, self.timing.least_notice)
+        is_recent = now < given.at + lasts
+        for_signal = not given.is_unheard and (is_recent or given.is_last)
+        return self.knows_end or for_signal
+
+    @property
+    def may_have_saved(self) -> bool:
+        """Whether workers that have failed had reached the step of a notice of the end."""
+        return self.knows_end and self._is_taken
+
+    @property
+    def have_left(self) -> bool:
+        """Whether workers that have ended with 0 are not finished even if they have saved nothing:
+        they ended after Slurm's SIGTERM before any notice, or at the step of a notice of the end.
+        """
+        at_once = self.knows_end and self.given is not None and self.given.is_last
+        unnoticed = self._sigterm_at < math.inf and not self._is_taken
+        return self.job.saves and (unnoticed or at_once)
+
+    @property
+    def asked_at(self) -> float:
+        """When the workers were first asked to leave; infinite if they were not."""
+        return min(math.inf if self.given is None else self.given.at, self._signalled_at)
+
+    def origin(self, *, drains: bool) -> Origin:
+        """Return why they were asked to leave. `drains`: one reason is that Slurm drains a node."""
+        if drains and not self.knows_end:
+            return Origin.DRAIN
+        is_of_slurm = self.knows_end or self.allocation.comes_later
+        return self.allocation.origin if is_of_slurm else Origin.NOTICE
+
+    @property
+    def request(self) -> str:
+        """The request after which they left, in words."""
+        if self.given is not None and self.given.is_taken:
+            return f"the notice{self.given.where}"
+        announced = self._sigterm_at < math.inf
+        return "Slurm's SIGTERM" if announced else signal_name(self._last_signal)
+
+    @property
+    def _is_taken(self) -> bool:
+        return self.given is not None and self.given.is_taken
+
+    @property
+    def _sigterm_at(self) -> float:
+        """The time of the SIGTERM by which Slurm announced the end in this round; infinite if there
+        was none. It goes to all processes of the step, so the workers received it as well.
+        """
+        warned_at = self.allocation.warned_at
+        is_theirs = self.allocation.comes_later and warned_at >= self._began_at
+        return warned_at if is_theirs else math.inf
+
+    @property
+    def _signalled_at(self) -> float:
+        """When the workers may have received the first signal that they have had no notice of:
+        Slurm's SIGTERM, or one that an agent has received as well. Infinite if there is none.
+        """
+        given = self.given
+        found = [self._sigterm_at, *(pending.heard_at for pending in self._pending)]
+        if given is not None and given.is_signal and not (given.is_taken or given.is_unheard):
+            found.append(given.at)
+        return min(found)

@@ -12,7 +12,6 @@ from ..protocol.events import CheckpointChosen, SearchFailed
 from ..protocol.facts import CordonKind, DrainFound, EndReason, NodesJoin
 from ..protocol.model import Grow
 from ..protocol.values import replace
-from .cordon import cordon
 from .straggler_watch import Straggler
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Growth:
         if drained and self._has_new_checkpoint:
             effects = self.cordon_drained()
         elif straggler and self._has_new_checkpoint:
-            effects = cordon(roster, [straggler], CordonKind.SLOW, self.state.round)
+            effects = roster.cordon([straggler], CordonKind.SLOW, self.state.round)
         elif hosts and (self.job.grow is Grow.NOW or self._has_new_checkpoint):
             effects = [Record(NodesJoin(tuple(dict.fromkeys(hosts))))]
         elif drained or straggler or (hosts and self.job.grow is Grow.CHECKPOINT):
@@ -107,7 +106,8 @@ class Growth:
 
     def cordon_drained(self) -> list[Effect]:
         """Let spares take the places of the nodes that Slurm drains."""
-        return cordon(self.state.roster, self.relievable(), CordonKind.DRAINING, self.state.round)
+        roster, number = self.state.roster, self.state.round
+        return roster.cordon(self.relievable(), CordonKind.DRAINING, number)
 
     # The new checkpoint
 

@@ -32,7 +32,6 @@ class HangWatch:
     """
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
-        """`numbers` yields a new number for each question."""
         self.timing, self._numbers = timing, numbers
         self.query: Query | None = None  # for evidence, while an answer is awaited
         self._asked_at = math.inf

@@ -37,11 +37,9 @@ from .loss_detection import LossDetector
 from .roster import Peer
 from .seat_use import SeatUses
 from .stages.choosing import Choosing
-from .stages.ending import Ended, Ending
 from .stages.rendezvous import RendezvousStage
-from .stages.running import Running
-from .stages.stage import JobStage
-from .stages.stopping import Stopping
+from .stages.running import Running, Stopping
+from .stages.stage import Ended, Ending, JobStage
 
 if TYPE_CHECKING:
     from ..protocol.job_snapshot import JobSnapshot
@@ -88,7 +86,6 @@ class Head:
         return max(self.state.lease.until, self.state.tenure_since + self.timing.loss)
 
     def needs_search(self, number: int) -> bool:
-        """Return whether a round can begin only after search `number` is answered."""
         return self._stage.needs_search(number)
 
     def next_deadline(self) -> float:
@@ -122,7 +119,7 @@ class Head:
     def _begin(self, now: float) -> list[Effect]:
         self.state.tenure_since = now
         self.state.end.allocation.begin_to_ask(now)
-        return self._stage.enter(now) + self.state.renew(now)
+        return self._stage.enter(now) + self.state.lease.renew(now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.stage is Stage.ENDED:
@@ -176,7 +173,7 @@ class Head:
         beat = is_fresh and now >= self._beat_at
         if beat:
             self._beat_at = now + self._beat(now)
-            effects += state.renew(now)
+            effects += state.lease.renew(now)
             effects += state.stagers.lead() if state.lease.holds(now) else []
         # Once rounds have begun, few agents join, and each gets its vote at once, not at a beat.
         late = reporter is not None and state.current is not None and state.lease.may_join(reporter)
@@ -202,7 +199,6 @@ class Head:
         return state.takeover.hold_back(effects, now, confirmed=state.lease.holds(now))
 
     def _advance(self, now: float, *, ticked: bool) -> list[Effect]:
-        """Take steps until there is nothing more to do."""
         effects: list[Effect] = []
         while True:
             step = self._stage.step(now, ticked=ticked)
@@ -222,7 +218,6 @@ class Head:
         return snapshot_of(self._stage, now)
 
     def refusal(self, request: Request) -> str:
-        """Return why a request cannot be granted now; "" if it can."""
         return self._stage.refusal(request)
 
     # Reports
@@ -239,5 +234,5 @@ class Head:
             # The agent led in a later term, or followed such a head, but this head has the quorum.
             # The agent obeys no earlier term, so this head continues in a later one.
             state.orders.term = state.rotation.next_term(report.term, self.me)
-        effects = state.keep_workers(state.lease.note_answer(index, report.version, now))
+        effects = state.lease.note_answer(index, report.version, now)
         return effects + self.losses.hear(peer, report, now)

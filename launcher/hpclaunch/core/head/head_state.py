@@ -13,11 +13,10 @@ from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..ending.job_end import JobEnd
 from ..placement.assigning import next_groups
+from ..protocol import ranges
 from ..protocol.configuration import Configuration, JobRecord
-from ..protocol.effects import Effect, KeepWorkers
 from ..protocol.messages import Report
 from ..protocol.model import Job
-from .cordon import UnfitNodes
 from .orders import Orders
 from .restarts import Budget
 from .roster import Peer, Roster
@@ -56,11 +55,10 @@ class HeadState:
         )
         # The numbers of this head's questions. Other heads, also on this agent, use other numbers.
         self.numbers = itertools.count(1 + (self.lease.tenure << QUESTION_BITS))
-        self.orders = Orders(self.lease, self.roster[me])
+        self.orders = Orders(self)
         self.rendezvous = Rendezvous(job, self.roster, self.lease, self.numbers)
         self.end = JobEnd(job, self.budget, self.numbers)
         self.viewers = Viewers(self.numbers)
-        self.unfit = UnfitNodes(job)
         self.stagers = Stagers(self)
 
     @property
@@ -86,17 +84,14 @@ class HeadState:
     @property
     def can_be_replaced(self) -> bool:
         """Whether the others can elect another head, and continue without this node."""
-        begun = self.takeover is not None and self.takeover.begun
-        elected = self.current is not None or begun
         left = self.roster.nodes - {self.job.places[self.me].node}
-        return elected and self.job.elects and len(left) >= self.rendezvous.fewest
+        return self.begins > 0 and self.job.elects and len(left) >= self.rendezvous.fewest
 
     def take_over(self, election: Election[Report], now: float, heard: float) -> None:
         """Continue the job of a lost head. `heard`: when it was last heard."""
         record = election.configuration.record
         self.takeover = takeover = Takeover(self.job, self.roster, election, now, heard)
         self.budget.tally = record.tally
-        self.unfit.take_over(record.unfit)
         self.begins = int(takeover.begun)
         self.round = max(takeover.next_round, self.job.first_round)
         self.rendezvous.take_over(now, begun=takeover.begun)
@@ -111,23 +106,7 @@ class HeadState:
         nodes = set(self.next_groups())
         return [p for p in self.roster if p.place.node in nodes]
 
-    def can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
-        """Return whether a round can begin now. If the leader lease has to be renewed for this, the
-        effects extend the worker lease.
-        """
-        if not self.rendezvous.is_ready(self.next_participants):
-            return False, []
-        effects = [] if self.lease.will_hold(now) else self.renew(now)
-        return self.lease.will_hold(now), effects
-
-    # The leader lease
-
-    def renew(self, now: float) -> list[Effect]:
-        return self.keep_workers(self.lease.renew(now))
-
-    def keep_workers(self, until: float | None) -> list[Effect]:
-        """Extend the lease of this agent's own workers to `until`; None leaves it unchanged."""
-        return [] if until is None else [KeepWorkers(until)]
+    # The configuration
 
     def reconfigure(self, now: float) -> bool:
         """Make the agents that are present voters. Return whether there is a new configuration."""
@@ -136,8 +115,8 @@ class HeadState:
         version = self.lease.configuration.version
         before = self.lease.configuration.record.round
         number = before if self.current is None else self.round
-        cordons, unfit = self.roster.cordons, self.unfit.recorded
-        record = JobRecord(number, self.budget.tally, cordons, unfit)
+        unfit = ranges.written(self.roster.recorded_unfit)
+        record = JobRecord(number, self.budget.tally, self.roster.cordons, unfit)
         self.lease.reconfigure(record, now, self._next_heads())
         self.lease.drop_old_configuration(now)
         return self.lease.configuration.version > version

@@ -9,7 +9,16 @@ from __future__ import annotations
 import math
 
 from ..protocol.effects import Effect, Probe, Record
-from ..protocol.facts import EndReason, NodeArrived, NodeCameBack, NodeHeard, NodeLost, NodesSilent
+from ..protocol.facts import (
+    CordonKind,
+    EndReason,
+    NodeArrived,
+    NodeCameBack,
+    NodeHeard,
+    NodeLost,
+    NodesCordoned,
+    NodesSilent,
+)
 from ..protocol.losses import Loss
 from ..protocol.messages import Report
 from ..protocol.model import Phase
@@ -64,7 +73,17 @@ class LossDetector:
             effects.append(Record(NodeArrived(peer.host)))
         if peer.unfit:
             self._end_round_without(peer)
-        return effects + state.unfit.note(peer, state.round) + back
+        return effects + self._note_unfit(peer) + back
+
+    def _note_unfit(self, peer: Peer) -> list[Effect]:
+        """Record that the agent's node is cordoned for good, if it is unfit and that is new."""
+        node, recorded, job = peer.place.node, self.roster.recorded_unfit, self.state.job
+        if not peer.unfit or node in recorded:
+            return []
+        recorded.add(node)
+        more = (peer.unfit, job.slurm_id, job.alone)
+        unfit = NodesCordoned(self.state.round, (peer.host,), CordonKind.UNFIT, *more)
+        return [Record(unfit)]
 
     # An agent is dead
 
@@ -83,7 +102,7 @@ class LossDetector:
         if not peer.presence.can_be_dead():
             return []
         self.state.rendezvous.pause(now + self.timing.killing)
-        return self._die(peer, Loss.EXITED, now) + self.state.renew(now)
+        return self._die(peer, Loss.EXITED, now) + self.state.lease.renew(now)
 
     def _die(self, peer: Peer, loss: Loss, now: float) -> list[Effect]:
         was_lost = peer.is_lost

@@ -41,11 +41,7 @@ LOADING = re.compile(
     re.MULTILINE,
 )
 TRACEBACK = "Traceback (most recent call last)"
-# Not SIGABRT: NCCL's watchdog sends it to a worker that has waited for too long.
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 LATE_REPORT = 1.0  # seconds that the report of a kill may take on busy machines
-# Crashes are similar if the durations of their rounds differ by at most this share or this time.
-SIMILAR_SHARE, SIMILAR_SECONDS = 0.2, 2.0
 UNREACHABLE_STEP = 1 << 62
 
 
@@ -149,17 +145,14 @@ class Budget:
         saves: bool,
         spares: bool = False,
         resumed: str = "",
-        begun: float = 0.0,
     ) -> Verdict | None:
         """Note a failed round. Return how the job ends; None if there may be another round.
 
         `saves`: the script saves checkpoints. `spares`: there is a node that could take the place
-        of another. `resumed` is the checkpoint that the round resumed from ("" for none), and
-        `begun` is when it began.
+        of another. `resumed`: the checkpoint that the round resumed from; "" for none.
         """
         cause, before = in_order(failures)[0], self.tally
         last_line = _last_line(cause)
-        lasted = cause.at - begun
         in_a_row = before.failures_in_a_row + 1 if cause.host == before.host else 1
         self.suspect = cause.host if spares and in_a_row >= SUSPECT_AFTER else ""
         passes = may_pass(last_line, cause.code)  # None: that is not known
@@ -185,8 +178,7 @@ class Budget:
             failures_in_a_row=in_a_row,
             outages_in_a_row=before.outages_in_a_row + 1 if passes else 0,
             pending_verdict=pending,
-            failed_after=lasted,
-            failed_loads=_failed_loads(cause, before, resumed, lasted),
+            failed_loads=before.failed_loads + 1 if _was_loading(cause, resumed) else 0,
         )
         return None
 
@@ -304,23 +296,12 @@ def _delay(more: int) -> float:
     return 0.0 if more < 0 else min(MAX_DELAY, 2.0**more)
 
 
-def _failed_loads(cause: Failure, before: Tally, resumed: str, lasted: float) -> int:
-    """Return how many rounds in a row, with this one, have failed while they loaded a checkpoint.
-
-    A worker was loading if its traceback shows that. A crash has none, so crashes count if they
-    happen after about the same time: a worker that already trains crashes at other times.
-    """
-    if not resumed or cause.culprit is not Culprit.WORKER:
-        return 0
-    if cause.signal in CRASHES:
-        tolerance = max(SIMILAR_SECONDS, SIMILAR_SHARE * lasted)
-        similar = abs(lasted - before.failed_after) <= tolerance
-        return before.failed_loads + 1 if similar else 1
-    if cause.signal:
-        return 0
+def _was_loading(cause: Failure, resumed: str) -> bool:
+    """Return whether the worker failed while it was loading this checkpoint, by its traceback."""
+    if not resumed or cause.culprit is not Culprit.WORKER or cause.signal:
+        return False
     _, _, traceback = cause.tail.rpartition(TRACEBACK)
-    was_loading = LOADING.search(traceback) or resumed in traceback
-    return before.failed_loads + 1 if was_loading else 0
+    return bool(LOADING.search(traceback)) or resumed in traceback
 
 
 def _last_line(cause: Failure) -> str:

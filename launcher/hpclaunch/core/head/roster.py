@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from ..consensus.presence import Presence
 from ..protocol import ranges
 from ..protocol.configuration import Cordon
-from ..protocol.facts import CordonKind
+from ..protocol.effects import Effect, Record
+from ..protocol.facts import CordonKind, NodesCordoned
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
 from ..protocol.timing import Timing
 from ..protocol.wording import NAMES, some
+from .round_shares import Holder, seats_of
 
 CORDONED = {  # why a node has no workers; for an unfit node, its agent reports why
     CordonKind.FAILING: "its workers, and no others, have failed again and again",
@@ -130,6 +132,7 @@ class Roster:
         self.absent = {place.index for place in job.places}  # agents that were never heard
         self._possible: frozenset[int] | None = None  # a cache of `possible`; None: out of date
         self.changes = 0  # how often `changed` was called
+        self.recorded_unfit: set[int] = set()  # unfit nodes for which a NodesCordoned was recorded
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._peers)
@@ -188,6 +191,38 @@ class Roster:
         return set(self._possible)
 
     @property
+    def seats(self) -> list[float]:
+        """The number of seats of each agent, as far as it is known."""
+        known = (
+            Holder(p.place.node)
+            if p.report is None
+            else Holder(p.place.node, p.report.gpus, p.report.nproc)
+            for p in self._peers
+        )
+        return seats_of([*known])
+
+    def cordon(self, hosts: Iterable[str], kind: CordonKind, number: int) -> list[Effect]:
+        """Start no workers on these hosts, for which there are spares, until `uncordon`. `number`:
+        the round that the fact names.
+        """
+        hosts = tuple(hosts)
+        if not hosts:
+            return []
+        for peer in self._peers:
+            if peer.host in hosts:
+                peer.cordoned = kind
+        self.changed()
+        return [Record(NodesCordoned(number, hosts, kind))]
+
+    def uncordon(self) -> None:
+        """Let all nodes take part again that `cordon` excluded. Unfit nodes stay cordoned."""
+        cordoned = [peer for peer in self._peers if peer.cordoned]
+        for peer in cordoned:
+            peer.cordoned = None
+        if cordoned:
+            self.changed()
+
+    @property
     def cordons(self) -> tuple[Cordon, ...]:
         """The agents whose nodes are cordoned while there are spares, by the reason."""
         found: dict[CordonKind, list[int]] = {}
@@ -203,7 +238,6 @@ class Roster:
 
     @property
     def unheard(self) -> list[Peer]:
-        """The agents that were never heard."""
         return [self._peers[i] for i in sorted(self.absent)]
 
 
@@ -226,12 +260,6 @@ class Awaited:
         if not self._last:
             self._last = [p for p in peers() if not is_done(p)]
         return not self._last
-
-
-def all_in(phase: Phase, number: int, peers: Iterable[Peer]) -> bool:
-    """Return whether all these agents are in this phase of this round."""
-    reports = (p.report for p in peers)
-    return all(r is not None and r.phase is phase and r.round == number for r in reports)
 
 
 def hosts_of(peers: Iterable[Peer]) -> tuple[str, ...]:

@@ -1,18 +1,33 @@
-"""One round, from its start until none of its workers is left."""
+"""One round, from its beginning until none of its workers is left."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from ..protocol.facts import EndReason, LostNode, RoundEnded, RoundShares
+from ..placement.assigning import assign
+from ..protocol.events import CheckpointChosen
+from ..protocol.facts import (
+    EndReason,
+    IsolatedGpus,
+    LostNode,
+    RoundBegan,
+    RoundEnded,
+    RoundShares,
+)
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Culprit, Failure, Spent
+from ..protocol.model import NO_RANK, Assignment, Culprit, Failure, Spent
 from ..protocol.stages import Stage
 from ..protocol.values import field, value
+from ..protocol.wording import NAMES, some
 from . import restarts
-from .roster import Peer
+from .roster import Peer, hosts_of
 from .round_shares import RoundPart, together
+
+if TYPE_CHECKING:
+    from .head_state import HeadState
 
 IN_ROUND = (Stage.RUNNING, Stage.STOPPING)  # the stages in which a round may have workers
 MOST_FAILURES = 9  # failures that a fact lists, including the cause
@@ -68,7 +83,6 @@ class Round:
         return (until - since) / (last - first) if last > first else None
 
     def hosts(self) -> dict[int, str]:
-        """Return the host of each rank."""
         return {rank: peer.host for peer in self.participants for rank in ranks_of(peer)}
 
     def stop(self, now: float) -> None:
@@ -93,38 +107,44 @@ class Round:
     def ended(self, now: float) -> RoundEnded:
         """Return the fact that records the end of the round, as of now."""
         seen = min(self.stopped_at, now)
+        begin, cut = self.begun - self.missed, self.came_to_end(seen)
         out = (p for p in self.participants if p.is_lost or p.unfit)
         lost = [LostNode(p.host, p.why_lost or p.unfit, is_unfit=not p.is_lost) for p in out]
         failures = restarts.in_order(self.failures.values())
         return RoundEnded(
             self.number,
-            self.came_to_end(seen) - now,
+            cut - now,
             seen - now,
             tuple(sorted(self.ends)),
             tuple(failure.moved(-now) for failure in failures[:MOST_FAILURES]),
             tuple(lost[:MOST_LOST]),
             sum(p.assignment.nproc for p in self.participants if p.assignment is not None),
-            self._shares(seen),
+            shares_of(self.participants, self.seats, self.number, begin=begin, end=seen, cut=cut),
         )
-
-    def _shares(self, end: float) -> RoundShares:
-        """Return how the seats of its agents spent the round until `end`."""
-        begin = self.begun - self.missed
-        parts = [
-            part_of(peer, self.number, self.seats[peer.place.index], begin)
-            for peer in self.participants
-        ]
-        return together(parts, end - begin, self.came_to_end(end) - begin)
 
 
 def ranks_of(peer: Peer) -> range:
-    """Return the ranks that an agent has in its round."""
     part = peer.assignment
     return range(0) if part is None else range(part.first_rank, part.first_rank + part.nproc)
 
 
-def part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
-    """Return an agent's part in round `number`, which began at `begin`, from its last report."""
+def shares_of(
+    peers: Iterable[Peer],
+    seats: Sequence[float],
+    number: int,
+    *,
+    begin: float,
+    end: float,
+    cut: float,
+) -> RoundShares:
+    """Return how the seats of its agents spent round `number`, from their last reports. `seats`: by
+    agent. `cut`: when the cause of its end happened.
+    """
+    parts = [_part_of(peer, number, seats[peer.place.index], begin) for peer in peers]
+    return together(parts, end - begin, cut - begin)
+
+
+def _part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
     report = peer.report
     if report is None or report.round != number:
         return RoundPart(Spent(), seats)
@@ -134,3 +154,91 @@ def part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
     heard = peer.presence.contact.heard
     left = () if heard is None else tuple(max(0.0, heard - e.age - begin) for e in by_itself)
     return RoundPart(report.spent, seats, is_done, left, max(1, report.nproc))
+
+
+# Its beginning
+
+
+def begin_round(state: HeadState, checkpoint: CheckpointChosen, now: float) -> RoundBegan:
+    """Begin the next round with this checkpoint, whose `age` is as of now. Return the fact."""
+    known = max(p.report.round for p in state.roster if p.report is not None)
+    state.round = max(state.round, known + 1)
+    last, groups = state.groups, state.next_groups()
+    participants = state.next_participants()
+    assigned = assign(
+        state.job,
+        {p.place.index: p.report for p in participants if p.report is not None},
+        groups=groups,
+        number=state.round,
+        restarts=state.budget.total,
+        checkpoint=checkpoint.path,
+        stages=checkpoint.staged,
+    )
+    for peer in state.roster:
+        peer.assignment = assigned.get(peer.place.index)
+    seats = state.roster.seats
+    state.current = Round(state.round, participants, groups, seats, now, checkpoint.path)
+    state.begins += 1
+    state.reconfigure(now)  # the configuration is sent with the orders to run
+    return _began(state, state.current, last, checkpoint)
+
+
+def _began(
+    state: HeadState, current: Round, last: Sequence[int], checkpoint: CheckpointChosen
+) -> RoundBegan:
+    """Return the fact. `last` are the nodes of the round before, in the order of their ranks."""
+    job, roster = state.job, state.roster
+    parts = [(p.host, p.assignment) for p in roster if p.assignment is not None]
+    anyone = parts[0][1]  # for what is the same in all assignments
+    hosts = {p.place.node: p.host for p in roster}
+    before, here = set(last), set(current.groups)
+    is_first = current.number == 0
+    differ = len({part.local_world_size for _, part in parts}) > 1
+    keeps_spares = 0 < job.most < job.nodes
+    spares = roster.nodes - here if keeps_spares else ()
+    lacking = checkpoint.lacking
+    if checkpoint.staged and not checkpoint.path:
+        lost = hosts_of(p for p in roster if p.is_lost and p.place.node in before)
+        only = f"what only the memory of {some(lost, NAMES)} had is lost"
+        lacking = f"storage has none yet, and {only}" if lost else lacking
+    return RoundBegan(
+        current.number,
+        hosts=anyone.hosts,
+        nodes=len(current.groups),
+        ranks=anyone.world_size,
+        came=tuple(hosts[node] for node in current.groups if last and node not in before),
+        gone=tuple(hosts[node] for node in last if node not in here and node in hosts),
+        keeps_spares=keeps_spares,
+        spares=tuple(hosts[node] for node in sorted(spares)),
+        checkpoint=checkpoint.path,
+        rule=checkpoint.rule,
+        passed_over=checkpoint.passed_over,
+        lacking=lacking,
+        begins=state.begins,
+        saves=job.saves,
+        age=checkpoint.age,
+        layout=anyone.layout if is_first and differ else "",
+        isolated=isolation(parts, asked=job.isolate) if is_first else (),
+    )
+
+
+def isolation(parts: Iterable[tuple[str, Assignment]], *, asked: bool) -> tuple[IsolatedGpus, ...]:
+    """Return on which hosts workers share GPUs, and on which each worker sees only its own GPUs
+    although the user has not asked for that. Hosts that are alike are returned together.
+
+    `parts` has the host and the assignment of each agent.
+    """
+    nodes: dict[str, list[Assignment]] = {}
+    for host, part in parts:
+        nodes.setdefault(host, []).append(part)
+    alike: dict[tuple[int, int], list[str]] = {}
+    for host, of_host in nodes.items():
+        shares = [share for part in of_host for share in part.shares.of]
+        if not any(share.gpus for share in shares) or not of_host[0].shares.isolated:
+            continue
+        if max(share.sharers for share in shares) > 1:
+            gpus = sum(len(share.gpus) for share in shares if share.leads)
+            alike.setdefault((len(shares), gpus), []).append(host)
+        elif not asked:
+            alike.setdefault((0, 0), []).append(host)
+    return tuple(IsolatedGpus(tuple(hosts), *counts) for counts, hosts in alike.items())

@@ -5,7 +5,7 @@ How the workers of a round spent their time is recorded at its end, in `RoundEnd
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..protocol import host_lists
@@ -14,7 +14,6 @@ from ..protocol.facts import Category, SeatUse
 from ..protocol.stages import Stage
 from .roster import Peer
 from .round import IN_ROUND
-from .round_shares import Holder, seats_of
 
 if TYPE_CHECKING:
     from .head_state import HeadState
@@ -46,7 +45,7 @@ def seat_use(state: HeadState, stage: Stage, now: float, *, with_last: bool = Tr
     would end if it ended now.
     """
     current = state.current if stage in IN_ROUND else None
-    seats = seats_of_agents(state.roster) if current is None else current.seats
+    seats = state.roster.seats if current is None else current.seats
     found: dict[Category, float] = {}
     nodes: dict[str, Category] = {}
     for peer, each in zip(state.roster, seats, strict=True):
@@ -69,18 +68,6 @@ def _by_category(nodes: Mapping[str, Category]) -> dict[Category, str]:
     for host, category in nodes.items():
         found.setdefault(category, []).append(host)
     return {category: host_lists.written(hosts) for category, hosts in found.items()}
-
-
-def seats_of_agents(peers: Iterable[Peer]) -> list[float]:
-    """Return the number of seats of each agent, as far as it is known."""
-    return seats_of(
-        [
-            Holder(p.place.node)
-            if p.report is None
-            else Holder(p.place.node, p.report.gpus, p.report.nproc)
-            for p in peers
-        ]
-    )
 
 
 def _category(state: HeadState, stage: Stage, peer: Peer) -> Category:

@@ -23,17 +23,18 @@ class Stagers:
         state = self._state
         if not state.job.stages_together:
             return []
-        peers = [peer for peer in state.roster.others if peer.report and peer.report.stager]
         reports = {p.place.index: p.report for p in state.roster if p.report is not None}
+        present = ((p.place.index, p.report) for p in state.roster.others)
         others = tuple(
             StagerPlace(
-                (index := peer.place.index),
-                peer.host,
+                index,
+                report.host,
                 address_of(index, state.job, reports),
-                reports[index].stager,
-                reports[index].head_address,
+                report.stager,
+                report.head_address,
             )
-            for peer in peers
+            for index, report in present
+            if report is not None and report.stager
         )
         leads = LeadStagers(state.orders.term, others)
         if leads == self._led:

@@ -32,7 +32,6 @@ class StragglerWatch:
     """The search for stragglers in one round. An agent that does not answer in time is left out."""
 
     def __init__(self, timing: Timing, numbers: Iterator[int]) -> None:
-        """`numbers` yields a new number for each question."""
         self.timing, self._numbers = timing, numbers
         self.query: Query | None = None  # for samples, while answers are awaited
         self.named: Straggler | None = None
@@ -69,9 +68,11 @@ class StragglerWatch:
     def check(self, current: Round, now: float) -> list[Effect] | None:
         """Return None unless all agents need new orders; then return what to record."""
         if self.query is not None:
-            if now < self._next_at and not _all_have_answered(current, self.query):
+            query = self.query
+            answered = (_sample(peer, query) is not None for peer in current.participants)
+            if now < self._next_at and not all(answered):
                 return None
-            samples, self.query = _samples(current, self.query), None
+            samples, self.query = _samples(current, query), None
             self._next_at = now + self.timing.sampling
             return self._judge(current, samples)
         if now < self._next_at or self._awaits_steps:
@@ -125,16 +126,9 @@ def _sample(peer: Peer, query: Query) -> Sample | None:
     return None if peer.report is None else peer.report.answer(Sample, query)
 
 
-def _all_have_answered(current: Round, query: Query) -> bool:
-    return all(_sample(peer, query) is not None for peer in current.participants)
-
-
 def _samples(current: Round, query: Query) -> dict[int, Sample]:
-    found = {}
-    for peer in current.participants:
-        if (sample := _sample(peer, query)) is not None:
-            found[peer.place.index] = sample
-    return found
+    found = ((peer.place.index, _sample(peer, query)) for peer in current.participants)
+    return {agent: sample for agent, sample in found if sample is not None}
 
 
 def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]:

@@ -11,17 +11,13 @@ from ..protocol.messages import Report
 from ..protocol.model import Job
 from .restarts import failed, failure, in_order
 from .roster import Roster
-from .round import MOST_FAILURES, part_of
-from .round_shares import together
-from .seat_use import seats_of_agents
+from .round import MOST_FAILURES, shares_of
 
 # Added to the last round that is known: the old head may have begun one that no voter knows of.
 ROUNDS_AHEAD = 2
 
 
 class Takeover:
-    """A takeover from a head that is lost, after an election."""
-
     def __init__(
         self,
         job: Job,
@@ -93,12 +89,8 @@ class Takeover:
         if not elapsed:
             return None
         begin, nodes = now - max(elapsed) / 1000, set(self.groups())
-        parts = [
-            part_of(peer, number, seats, begin)
-            for peer, seats in zip(self.roster, seats_of_agents(self.roster), strict=True)
-            if peer.place.node in nodes
-        ]
-        return together(parts, now - begin, at - begin)
+        peers = [peer for peer in self.roster if peer.place.node in nodes]
+        return shares_of(peers, self.roster.seats, number, begin=begin, end=now, cut=at)
 
     def _fill_roster(self, election: Election[Report], now: float) -> float:
         """Note what the voters know of each agent. Return when our first round may begin.
@@ -110,6 +102,7 @@ class Takeover:
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
         roster.absent = set()
+        roster.recorded_unfit = set(ranges.parsed(self.configuration.record.unfit))
         for cordon in self.configuration.record.cordons:
             for index in ranges.parsed(cordon.agents):
                 roster[index].cordoned = cordon.kind
@@ -158,8 +151,3 @@ class Takeover:
             return [*(Record(each.fact, ago=now - at) for each, at in held_back), *effects]
         self._held_back += [(e, now) for e in effects if isinstance(e, Record)]
         return [e for e in effects if not isinstance(e, Record)]
-
-
-def next_unused_round(roster: Roster) -> int:
-    """Return the number after the highest round that an agent has reported."""
-    return 1 + max(p.report.round for p in roster if p.report is not None)

@@ -13,7 +13,6 @@ AGAIN = 1.5  # seconds between two requests for vitals
 
 class Viewers:
     def __init__(self, numbers: Iterator[int]) -> None:
-        """`numbers` yields a new number for each question."""
         self._numbers = numbers
         self._until = -math.inf
         self._asked_at = -math.inf

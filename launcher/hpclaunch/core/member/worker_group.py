@@ -61,9 +61,7 @@ from ..protocol.model import (
     Trouble,
     Verdict,
 )
-from .exits import Exits
-from .queries import Queries
-from .spending import Spending
+from .round_notes import Exits, Queries, Spending
 from .stopping import Stopping
 
 if TYPE_CHECKING:
@@ -118,7 +116,6 @@ class WorkerGroup:
     def moment(
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
     ) -> WorkersMoment | None:
-        """See `Control.workers_moment`."""
         from .moments import WorkersMoment, of_gpus  # imported late, to start agents faster
 
         if self.part is None:

@@ -453,7 +453,6 @@ class Tally:
     failures_in_a_row: int = 0  # on that host, since the last progress
     outages_in_a_row: int = 0  # failures in a row of the file system or the network
     pending_verdict: Verdict | None = None  # the end of the job, unless a new checkpoint is found
-    failed_after: float = 0.0  # seconds from the beginning of the last round to its failure
     failed_loads: int = 0  # rounds in a row that failed while they loaded `checkpoint`
     avoided: tuple[int, ...] = ()  # checksums of the marks of rejected checkpoints
     progress_above: int = NO_STEP  # a checkpoint is progress only beyond this step

@@ -21,8 +21,7 @@ from ..head_state import HeadState
 from ..orders import Asks
 from ..restarts import passed_over
 from ..roster import Awaited, Peer, hosts_of
-from ..round_beginnings import begin_round
-from .ending import end_job, end_without_round
+from ..round import begin_round
 from .stage import JobStage, Step
 
 NO_STEP_IN_NAME = (
@@ -43,7 +42,6 @@ class CommonLook:
     waited_for: list[Peer] = field(default_factory=list)
 
     def of(self, peer: Peer) -> Look:
-        """Return the question to one agent."""
         share = self.shares.get(peer.place.index)
         return self.look if share is None else replace(self.look, share=share)
 
@@ -107,7 +105,7 @@ class Choosing(JobStage):
 
     def step(self, now: float, *, ticked: bool) -> Step:
         state = self.state
-        if (ended := end_without_round(self, now, ticked=ticked)) is not None:
+        if (ended := self.end_without_round(now, ticked=ticked)) is not None:
             return ended
         if state.rendezvous.is_short:
             return Step(next=Stage.RENDEZVOUS)
@@ -118,7 +116,7 @@ class Choosing(JobStage):
             return Step()
         # All must still be ready. If an agent's fork server was killed meanwhile, its store port is
         # closed until it reports a new one: workers would wait for a store that does not exist.
-        ready, effects = state.can_begin_round(now)
+        ready, effects = state.rendezvous.can_begin_round(state.next_participants, now)
         if not ready:
             return Step(effects)
         considered = self._consider(choice, now)
@@ -127,7 +125,7 @@ class Choosing(JobStage):
         if state.end.verdict is None:
             state.end.note(self.budget.begin(choice))
         if state.end.verdict is not None:
-            ended = end_job(self, now)
+            ended = self.end_job(now)
             return Step([*effects, *ended.effects], ended.next)
         age = None if choice.age is None else choice.age + now - self._chosen_at
         began = begin_round(state, replace(choice, age=age), now)

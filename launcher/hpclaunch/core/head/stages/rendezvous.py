@@ -15,9 +15,7 @@ from ...protocol.events import Diagnosed, Event
 from ...protocol.facts import AgentsAwaited, NodesAwaited, QuorumAwaited
 from ...protocol.model import Job, Origin, Phase, Verdict
 from ...protocol.stages import Stage
-from ..cordon import uncordon
 from ..roster import Awaited, Peer, Roster, hosts_of, names_of
-from .ending import end_without_round
 from .stage import JobStage, Step
 
 
@@ -30,12 +28,13 @@ class RendezvousStage(JobStage):
         return []
 
     def step(self, now: float, *, ticked: bool) -> Step:
-        if (ended := end_without_round(self, now, ticked=ticked)) is not None:
+        if (ended := self.end_without_round(now, ticked=ticked)) is not None:
             return ended
-        ready, effects = self.state.can_begin_round(now)
+        state = self.state
+        ready, effects = state.rendezvous.can_begin_round(state.next_participants, now)
         if not ready:
-            return Step(effects + self.state.rendezvous.notice(now))
-        self.state.rendezvous.complete()
+            return Step(effects + state.rendezvous.notice(now))
+        state.rendezvous.complete()
         return Step(effects, Stage.CHOOSING)
 
     def _next_deadline(self) -> float:
@@ -49,13 +48,12 @@ class Rendezvous:
     At the start of the job, the head waits for agents that were never heard. Later it waits only
     for lost nodes, if too few are left and one of the lost nodes may return.
 
-    Call `update` after every change. `is_ready` and `verdict` then only read.
+    Call `update` after every change. `can_begin_round` and `verdict` rely on that.
     """
 
     def __init__(
         self, job: Job, roster: Roster, lease: LeaderLease, numbers: Iterator[int]
     ) -> None:
-        """`numbers` yields a new number for each question."""
         self.job, self.timing = job, job.timing
         self._nodes = job.nodes  # kept here: it is used at every report, and counted anew by Job
         self._most = job.most or self._nodes  # the most nodes that a round can have
@@ -182,7 +180,7 @@ class Rendezvous:
             waited = now - self._since >= self._last_call
             self._arrivals_closed = waited and len(self.roster.nodes) >= self.fewest
         if self.is_short:
-            uncordon(self.roster)
+            self.roster.uncordon()
         if not self.is_short and self._has_quorum(now, ticked=ticked):
             self._short_since = math.inf
         elif self._short_since == math.inf:
@@ -212,8 +210,19 @@ class Rendezvous:
 
     # Whether the rendezvous is over
 
-    def is_ready(self, participants: Callable[[], list[Peer]]) -> bool:
-        """Return whether a round can begin: all these agents are idle, and no other is awaited."""
+    def can_begin_round(
+        self, participants: Callable[[], list[Peer]], now: float
+    ) -> tuple[bool, list[Effect]]:
+        """Return whether a round of these agents can begin now; the leader lease must hold for a
+        while yet. The effects are those of its renewal.
+        """
+        if not self._is_ready(participants):
+            return False, []
+        effects = [] if self.lease.will_hold(now) else self.lease.renew(now)
+        return self.lease.will_hold(now), effects
+
+    def _is_ready(self, participants: Callable[[], list[Peer]]) -> bool:
+        """Return whether all these agents are idle, and no other is awaited."""
         if self._is_held_up:
             return False
         if self._awaits_arrivals and not (

@@ -1,4 +1,6 @@
-"""Running: the workers of a round are watched, and the reasons to end it are collected."""
+"""The stages in which a round has workers: Running, until there is a reason to end the round, and
+Stopping, until no worker is left.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,23 @@ from ...protocol.events import (
     Requested,
     SearchFailed,
 )
-from ...protocol.facts import EndReason, RequestGranted
+from ...protocol.facts import CordonKind, EndReason, RequestGranted, RestartDecided
 from ...protocol.messages import Report
-from ...protocol.model import Phase, Request
+from ...protocol.model import Failure, Phase, Request
 from ...protocol.stages import Stage
 from ..growth import Growth
 from ..hang_watch import HangWatch
 from ..head_state import HeadState
 from ..orders import Asks
-from ..roster import Peer, all_in
+from ..roster import Awaited, Peer
 from ..round import Round
 from ..straggler_watch import Straggler, StragglerWatch
-from .ending import end_job
 from .stage import JobStage, Step
 
 
 class Running(JobStage):
+    """The workers are watched, and the reasons to end the round are collected."""
+
     kind = Stage.RUNNING
 
     def __init__(self, state: HeadState) -> None:
@@ -38,10 +41,8 @@ class Running(JobStage):
 
     def enter(self, now: float) -> list[Effect]:
         super().enter(now)
-        state = self.state
-        self._stragglers.begin(state.current_round, now)
-        state.end.notices.begin(now)
-        state.reconfigure(now)
+        self._stragglers.begin(self.state.current_round, now)
+        self.state.end.notices.begin(now)
         return self.order_all(now)
 
     @property
@@ -111,7 +112,6 @@ class Running(JobStage):
         return self._end_well(now)
 
     def _end_well(self, now: float) -> Step:
-        """End the job, or the round: all workers have ended with 0."""
         end = self.state.end
         searched = end.seek_save(now)
         if searched is not None:
@@ -120,12 +120,14 @@ class Running(JobStage):
         if ENDS[origin].code is None:
             return Step(self._growth.cordon_drained(), Stage.STOPPING)
         end.conclude(origin, now)
-        return end_job(self, now)
+        return self.end_job(now)
 
     @property
     def _is_done(self) -> bool:
         current = self.state.current_round
-        return all_in(Phase.DONE, current.number, current.participants)
+        reports = (peer.report for peer in current.participants)
+        number = current.number
+        return all(r and r.phase is Phase.DONE and r.round == number for r in reports)
 
     @property
     def _only_waits_for_slurm(self) -> bool:
@@ -167,3 +169,65 @@ class Running(JobStage):
             return super()._next_deadline()
         watches = (self._hangs, self._stragglers, end.notices)
         return min(end.allocation.stop_at, *(watch.next_deadline() for watch in watches))
+
+
+class Stopping(JobStage):
+    """The wait until no worker of the round is left; then the job continues, or ends."""
+
+    kind = Stage.STOPPING
+
+    def __init__(self, state: HeadState) -> None:
+        super().__init__(state)
+        self._still_stopping = Awaited()
+
+    def enter(self, now: float) -> list[Effect]:
+        super().enter(now)
+        self.state.current_round.stop(now)
+        return self.order_all(now)
+
+    def step(self, now: float, *, ticked: bool) -> Step:
+        state = self.state
+        current, end = state.current_round, state.end
+        if not self._still_stopping.none_left(
+            lambda: current.participants,
+            lambda p: p.is_lost or p.has_stopped(current.number),
+        ):
+            return Step()
+        if current.has_failed:
+            searched = end.workers_failed(now)
+            if searched is not None:
+                return Step(searched)
+        ended = current.ended(now)
+        if ended.is_programs_fault and end.verdict is None:
+            end.verdict = state.budget.spend(
+                current.failures.values(),
+                saves=state.job.saves,
+                spares=bool(state.roster.nodes.difference(current.groups)),
+                resumed=current.resumed,
+            )
+        if end.verdict is not None:
+            return self.end_job(now)
+        state.round += 1
+        end.round_ended()
+        state.rendezvous.begin(now)
+        restarts = self._restart(ended.failures[0], now) if ended.is_programs_fault else []
+        return Step([Record(ended), *restarts], Stage.RENDEZVOUS)
+
+    def _restart(self, cause: Failure, now: float) -> list[Effect]:
+        """Prepare the restart. A node that fails repeatedly delays it or is cordoned; a file system
+        or a network that fails repeatedly delays it.
+        """
+        state, budget = self.state, self.state.budget
+        node_delay = budget.node_delay if state.job.nodes > 1 else 0.0
+        outage_delay = budget.outage_delay
+        state.rendezvous.pause(now + max(node_delay, outage_delay))
+        fact = RestartDecided(
+            cause,
+            used=budget.used,
+            most=budget.most,
+            is_last=budget.tally.pending_verdict is not None,
+            node_delay=node_delay,
+            outage_delay=outage_delay,
+        )
+        hosts = [budget.suspect] if budget.suspect else []
+        return [Record(fact), *state.roster.cordon(hosts, CordonKind.FAILING, state.round)]
