@@ -84,7 +84,6 @@ class Config:
     streams: Streams  # the part of the workers' output that the console shows
     as_torchrun: bool  # started in place of torchrun: every failure has exit code 1
     metrics: MetricsTarget | None  # where monitoring systems find the metrics
-    metrics_ranks: bool  # include metrics of each rank
     notify: str  # a shell command to run for each event; "": none
     trouble: Trouble | None  # why this agent cannot take part; the head shows it
     notes: tuple[LaunchNote | ColdStart, ...] = ()  # recorded before the workers start

@@ -117,7 +117,6 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         streams=streams_of(options, environ),
         as_torchrun=bool(options.in_place_of),
         metrics=options.metrics,
-        metrics_ranks=options.metrics_ranks,
         notify=options.notify or "",
         trouble=task.trouble,
         notes=tuple(facts),
