@@ -117,7 +117,6 @@ class Agent:
         event = self.until("ready", "failed")
         assert event["event"] == "ready", event
         assert event["number"] == number
-        self.present = event["present"]
         return event["directories"]
 
     def fails(self, number, *groups, foreign=""):
@@ -693,8 +692,8 @@ def foreign(base, monkeypatch):
 
 def test_a_foreign_daemon_is_found_used_and_left_running(agents, base, clients, foreign):
     pipes = foreign()
-    found = find(os.environ, (12, 4))
-    assert found == mps.MpsSupport(CONTROL, pipes, (12, 4))
+    found = find(os.environ)
+    assert found == mps.MpsSupport(CONTROL, pipes)
     agent = agents()
     assert agent.prepare(0, foreign=pipes) == {"": pipes}
     client = clients(pipes, "")
@@ -702,11 +701,6 @@ def test_a_foreign_daemon_is_found_used_and_left_running(agents, base, clients, 
     assert agent.until("clients")["counts"] == {"": 1}
     end(client)
     assert agent.prepare(1, foreign=pipes) == {"": pipes}
-    assert agent.present == 0
-    mine = clients(pipes, "")  # of another job of this user
-    assert agent.prepare(2, foreign=pipes) == {"": pipes}
-    assert agent.present == 1
-    end(mine)
     agent.keeper.close()
     assert len(of_mps()) == 2
     assert ask(pipes, "get_server_list") != []
@@ -727,7 +721,7 @@ STRANGER = pwd.getpwuid(65534).pw_name
 @root
 def test_a_daemon_of_a_stranger_is_not_used(foreign):
     pipes = foreign(*NOBODY)
-    found = find(os.environ, (12, 4))
+    found = find(os.environ)
     assert found.foreign == ""
     assert found.refused == (
         f"the MPS daemon at {pipes} is not used: {pipes}/control belongs to {STRANGER}"
@@ -743,7 +737,7 @@ def test_a_daemon_that_a_stranger_may_replace_is_not_used(foreign, what):
     else:
         pipes = foreign()
         os.chown(pipes, 65534, 65534)
-    found = find(os.environ, (12, 4))
+    found = find(os.environ)
     assert found.foreign == ""
     belongs = f"{pipes if what == 'its directory' else what} belongs to {STRANGER}"
     assert found.refused == f"the MPS daemon at {pipes} is not used: {belongs}"
@@ -752,7 +746,7 @@ def test_a_daemon_that_a_stranger_may_replace_is_not_used(foreign, what):
 def test_what_is_left_of_a_foreign_daemon(foreign):
     pipes = foreign()
     daemon_of(pipes).kill()
-    assert find(os.environ, (12, 4)) == mps.MpsSupport(CONTROL, "", (12, 4))
+    assert find(os.environ) == mps.MpsSupport(CONTROL)
 
 
 @pytest.fixture
@@ -820,7 +814,7 @@ def test_a_foreign_daemon_that_does_not_answer(foreign, monkeypatch):
     monkeypatch.setenv("MPS_STAND_IN", "silent")
     monkeypatch.setattr(foreign_mps, "LIMIT", 0.3)
     foreign()
-    assert find(os.environ, (12, 4)).foreign == ""
+    assert find(os.environ).foreign == ""
 
 
 def test_a_node_without_mps(tmp_path):

@@ -70,7 +70,6 @@ class Config:
     threads: int  # OMP_NUM_THREADS where several workers share the CPUs; 0: OpenMP decides
     gpus: tuple[Gpu, ...]  # that this task may use; AMD's only if the number of GPUs matters
     broken: tuple[Finding, ...]  # GPUs that did not answer when they were counted
-    cuda: tuple[int, int]  # the newest version that the driver supports
     selector: str  # the variable that selects GPUs
     virtual_local_rank: bool
     mps: tuple[str, str, str]  # the fields of Settings in core/placement/mps_shares.py

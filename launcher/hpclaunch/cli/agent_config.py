@@ -103,7 +103,6 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         threads=task.threads,
         gpus=task.count.gpus,
         broken=task.count.broken,
-        cuda=task.count.cuda,
         selector=task.count.selector,
         virtual_local_rank=options.virtual_local_rank,
         mps=(options.mps, options.mps_threads, options.mps_memory or ""),

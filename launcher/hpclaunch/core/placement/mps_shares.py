@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..protocol.model import Share, Shares
-from ..protocol.node_facts import (
-    FewConnections,
-    ForeignMpsCrowded,
-    ForeignMpsRefused,
-    ForeignMpsUsed,
-    MpsNote,
-    TimeSlices,
-)
+from ..protocol.node_facts import ForeignMpsRefused, ForeignMpsUsed, MpsNote, TimeSlices
 from ..protocol.values import value
 from ..protocol.wording import some
 from .devices import Gpu
@@ -21,10 +14,6 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST_CONNECTIONS = 2  # of a client; with more connections, fewer clients fit
-VOLTA = (7, 0)
-MORE_CLIENTS = (13, 1)  # the first version of CUDA whose MPS takes 60 clients
 NAMED = 3  # GPUs named in one message
 
 
@@ -43,9 +32,7 @@ class MpsSupport:
 
     control: str = ""  # the path of nvidia-cuda-mps-control; "" if there is none
     foreign: str = ""  # the pipe directory of a running foreign daemon; "" for none
-    cuda: tuple[int, int] = (0, 0)  # the newest version of CUDA that the driver supports
     refused: str = ""  # why a running foreign daemon is not used; "" if none is refused
-    connections: str = ""  # CUDA_DEVICE_MAX_CONNECTIONS; "" if it is not set
 
 
 @value(frozen=True)
@@ -67,7 +54,6 @@ class Plan:
 
     groups: tuple[Group, ...] = ()
     foreign: str = ""  # the pipe directory of the daemon that is used instead of our own
-    room: int = 0  # the clients that it can have on a GPU beside the workers
     notes: tuple[MpsNote, ...] = ()
     error: str = ""
 
@@ -117,7 +103,7 @@ def plan(
     if not candidates:
         return Plan()
     if found.foreign:
-        return _with_foreign(candidates, found, host)
+        return Plan(foreign=found.foreign, notes=(ForeignMpsUsed(host, found.foreign),))
     in_the_way: dict[tuple[str, str], list[_Shared]] = {}
     groups = []
     for one in candidates:
@@ -128,7 +114,6 @@ def plan(
             uuids = tuple(gpu.uuid for gpu in one.gpus)
             groups.append(Group(uuids, one.clients, one.owned))
     notes: list[MpsNote] = [ForeignMpsRefused(host, found.refused)] if found.refused else []
-    notes += _connections(found, host) if groups else ()
     for (why, what_to_do), hit in in_the_way.items():
         those = [gpu for one in hit for gpu in one.gpus]
         if settings.mode == "on":
@@ -186,13 +171,6 @@ def environment(
     return env
 
 
-def most_clients(gpu: Gpu, cuda: tuple[int, int]) -> int:
-    """Return how many clients one MPS server can have on this GPU."""
-    if (0, 0) < gpu.capability < VOLTA:
-        return 16
-    return 60 if cuda >= MORE_CLIENTS else 48
-
-
 def _shared(shares: Shares, gpus: Sequence[Gpu]) -> list[_Shared]:
     leads = {share.gpus for share in shares.of if share.leads}
     sharers = {share.gpus: share.sharers for share in shares.of if share.gpus}
@@ -209,53 +187,7 @@ def _obstacle(one: _Shared, settings: Settings, found: MpsSupport) -> tuple[str,
             "It comes with NVIDIA's driver: ask the administrator, or in a container bind it and "
             "nvidia-cuda-mps-server from the host",
         )
-    most = _most(one, found)
-    if one.clients > most:
-        return (
-            f"{one.clients} workers would be more clients than MPS takes there, which is {most}",
-            f"Start at most {most} workers per GPU (--nproc)",
-        )
     return None
-
-
-def _most(one: _Shared, found: MpsSupport) -> int:
-    return min(most_clients(gpu, found.cuda) for gpu in one.gpus)
-
-
-def _with_foreign(candidates: list[_Shared], found: MpsSupport, host: str) -> Plan:
-    for one in candidates:
-        most = _most(one, found)
-        if one.clients > most:
-            return Plan(
-                error=f"{_named(one.gpus)}: {one.clients} workers would be clients of the MPS "
-                f"daemon at {found.foreign}, which takes {most} there. Start at most {most} "
-                "workers per GPU (--nproc)"
-            )
-    room = min(_most(one, found) - one.clients for one in candidates)
-    notes: tuple[MpsNote, ...] = (
-        ForeignMpsUsed(host, found.foreign),
-        *_connections(found, host),
-    )
-    return Plan(foreign=found.foreign, room=room, notes=notes)
-
-
-def _connections(found: MpsSupport, host: str) -> tuple[FewConnections, ...]:
-    """Return a note if each client takes so many of the GPU's connections that fewer clients fit:
-    since Volta, clients do not share connections.
-    """
-    if not found.connections.isdecimal() or int(found.connections) <= MOST_CONNECTIONS:
-        return ()
-    return (FewConnections(host, int(found.connections), MOST_CONNECTIONS),)
-
-
-def crowded(there: Plan, present: int, host: str) -> ForeignMpsCrowded | None:
-    """Return a note if a foreign daemon may have no room for all workers; None if it has.
-
-    The daemon has `present` clients already, and does not report on which GPUs they are.
-    """
-    if present <= there.room:
-        return None
-    return ForeignMpsCrowded(host, there.foreign, present, there.room)
 
 
 def _alone(shared: list[_Shared], why: str, what_to_do: str) -> str:
