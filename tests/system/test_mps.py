@@ -818,7 +818,7 @@ def test_a_foreign_daemon_that_does_not_answer(foreign, monkeypatch):
 
 
 def test_a_node_without_mps(tmp_path):
-    assert find({"PATH": str(tmp_path), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, (0, 0)) == (
+    assert find({"PATH": str(tmp_path), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}) == (
         mps.MpsSupport()
     )
 
