@@ -11,8 +11,7 @@ import select
 import time
 from collections.abc import Mapping
 
-from hpclaunch.core.health.findings import Finding, Grade
-from hpclaunch.core.health.problems import GPUS, Problem
+from hpclaunch.core.health.findings import GPUS, Finding, Grade, Problem
 from hpclaunch.core.placement import binding
 from hpclaunch.core.placement.mps_shares import Settings, plan
 from hpclaunch.core.protocol.model import Allocation, Share, Shares

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core.health.findings import Grade
+from hpclaunch.core.health.findings import Grade, Problem
 from hpclaunch.core.health.measurement_rules import (
     Fault,
     FaultKind,
@@ -20,7 +20,6 @@ from hpclaunch.core.health.measurement_rules import (
     schedule,
     tournament,
 )
-from hpclaunch.core.health.problems import Problem
 
 PER_NODE = [1, 2, 3, 5, 8]
 WRONG = Fault(FaultKind.WRONG, "a product is wrong")

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..protocol.wording import some
-from .findings import Finding, Grade
-from .problems import COMPUTE, LINKS, MEMORY_SPEED, Problem
+from .findings import COMPUTE, LINKS, MEMORY_SPEED, Finding, Grade, Problem
 from .task_reports import Row
 
 # Up to this number of players, each meets all others; with more, each meets about log2(count).
