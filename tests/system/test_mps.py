@@ -27,6 +27,7 @@ from serving import LIMIT, gone
 
 import surroundings
 from damaged_data import damaged
+from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.placement.mps_shares import Group
 from hpclaunch.system.gpus import foreign_mps, mps
 from hpclaunch.system.gpus.mps import MpsKeeperClient, find, stale
@@ -41,9 +42,9 @@ CONTROL = str(STAND_INS / "nvidia-cuda-mps-control")
 CLIENT = str(STAND_INS / "cuda_client.py")
 REAL = os.environ.get("HPCLAUNCH_REAL_MPS_CONTROL") or shutil.which("nvidia-cuda-mps-control")
 USER = pwd.getpwuid(os.geteuid()).pw_name
-ONE = Group(("GPU-1",), 2, owned=True)
-TWO = Group(("GPU-2",), 2, owned=True)
-OTHERS = Group(("GPU-1",), 2, owned=False)
+ONE = Group((Gpu("1", "GPU-1"),), 2, owned=True)
+TWO = Group((Gpu("2", "GPU-2"),), 2, owned=True)
+OTHERS = Group((Gpu("1", "GPU-1"),), 2, owned=False)
 
 
 MARK = "HPCLAUNCH_TEST"  # of what a test has started, in its environment
@@ -280,7 +281,7 @@ def test_a_daemon_with_other_agents_clients_stays_if_an_agents_daemon_is_not_rea
 ):
     set_limits(monkeypatch, "mps_keeper.OTHERS_LIMIT = 2.0")
     first, second = agents(), agents()
-    first.keeper.prepare(0, [ONE, Group(("GPU-2",), 2, owned=False)])
+    first.keeper.prepare(0, [ONE, Group((Gpu("2", "GPU-2"),), 2, owned=False)])
     until_ready(base)
     client = clients(second.prepare(0, OTHERS)["GPU-1"])
     assert client.says == "client"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import time
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +23,7 @@ from hpclaunch.observe.launches import Launch, round_ends
 from hpclaunch.system.logs import history_files, stack_files
 
 from . import launch_ledgers
+from .report import local_time
 
 if TYPE_CHECKING:
     from hpclaunch.core.hangs.tracebacks import HangStacks
@@ -55,7 +55,7 @@ def write_file(
             raise UsageError(f"cannot read {directory}: {e.strerror or e}") from e
     logs = [str(directory) for directory in directories]
     seen = (pasts, histories, stacks)
-    page = job_page(report, launches, *seen, _local, logs=logs, version=__version__)
+    page = job_page(report, launches, *seen, local_time, logs=logs, version=__version__)
     data = html(page).encode(errors="replace")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -100,7 +100,3 @@ def _source(name: str) -> str:
 def _checksum(text: str) -> str:
     """Return the checksum as a Content-Security-Policy writes it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _local(at: float, form: str) -> str:
-    return time.strftime(form, time.localtime(at))

@@ -14,8 +14,6 @@ from ..core.protocol.job_snapshot import (
     AgentState,
     JobSnapshot,
     LaunchSnapshot,
-    step_of,
-    steps_of,
 )
 from ..core.protocol.model import RankVitals
 from ..core.protocol.stages import Stage
@@ -239,7 +237,7 @@ def _node_row(agent: AgentSnapshot, *, gpus: bool) -> list[Cell]:
         agent.host,
         state if colour is None else (state, colour),
         ranges.written(ranks) if agent.ranks else "",
-        f"{made:,}" if (made := step_of(agent) or steps_of(agent)) else "",
+        f"{made:,}" if (made := agent.step or agent.made) else "",
         f"{sum(w.cpu for w in workers):.0%}" if workers else "",
         gib(sum(w.memory for w in workers)) if workers else "",
     ]

@@ -56,27 +56,27 @@ def test_whether_mps_has_anything_to_do(settings, nproc, n, expected):
 
 def test_one_daemon_for_each_gpu_that_is_shared():
     decided = plan(AUTO, shares(3), gpus(), HERE)
-    assert decided == Plan(groups=(Group(("GPU-0",), 2, owned=True),))
+    assert decided == Plan(groups=(Group(gpus(1), 2, owned=True),))
 
 
 def test_on_means_every_gpu_that_has_a_worker():
     assert plan(ON, shares(3, 4), gpus(4), HERE).groups == tuple(
-        Group((f"GPU-{i}",), 1, owned=True) for i in range(3)
+        Group((gpu,), 1, owned=True) for gpu in gpus(3)
     )
 
 
 def test_a_worker_of_several_gpus_has_one_daemon_for_them():
     assert plan(AUTO, shares(4, 4, per_worker=2), gpus(4), HERE).groups == (
-        Group(("GPU-0", "GPU-1"), 2, owned=True),
-        Group(("GPU-2", "GPU-3"), 2, owned=True),
+        Group(gpus(4)[:2], 2, owned=True),
+        Group(gpus(4)[2:], 2, owned=True),
     )
 
 
 def test_of_two_agents_that_share_a_gpu_the_first_has_the_daemon():
     tasks = [Task(1, ("GPU-0",)), Task(1, ("GPU-0",))]
     first, second = share_out(tasks, per_worker=1, isolate=False)
-    assert plan(AUTO, first, gpus(1), HERE).groups == (Group(("GPU-0",), 2, owned=True),)
-    assert plan(AUTO, second, gpus(1), HERE).groups == (Group(("GPU-0",), 2, owned=False),)
+    assert plan(AUTO, first, gpus(1), HERE).groups == (Group(gpus(1), 2, owned=True),)
+    assert plan(AUTO, second, gpus(1), HERE).groups == (Group(gpus(1), 2, owned=False),)
 
 
 def test_what_is_left_when_no_daemon_can_be_had():

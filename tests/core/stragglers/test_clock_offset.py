@@ -51,13 +51,6 @@ def test_clocks_may_drift():
         assert abs(known.seconds - 100.0 - DRIFT * now) <= known.error
 
 
-def test_a_machine_that_has_slept_has_another_clock():
-    offset = ClockOffset()
-    exchange(offset, 1, 0.0)
-    now = exchange(offset, 2, 1.0, there=0.01, back=0.01, ahead=99.0)
-    assert offset.of(HEAD, now).seconds == 99.0
-
-
 def test_another_head_has_another_clock():
     offset = ClockOffset()
     exchange(offset, 1, 0.0)

@@ -295,7 +295,6 @@ def guilty(
 def report(
     ranks: Sequence[RankMeasurement],
     links: Sequence[Link],
-    found: Sequence[MeasuredProblem],
     backend: str,
     planned: int,
 ) -> list[Row]:
@@ -328,7 +327,7 @@ def report(
         text = f"{missing} of {planned} pairs not measured: {why}"
         advice = "repair what failed, and measure again"
         rows.append(Row(Finding(LINKS, text, Grade.WARN, advice), everywhere))
-    for each in found:
+    for each in judge(ranks, links):
         is_slow = each.problem in _SLOW
         finding = each.problem.finding(each.text, Grade.WARN if is_slow else Grade.FAIL)
         rows.append(Row(finding, tuple(dict.fromkeys(by_rank[r].host for r in each.ranks))))

@@ -37,15 +37,17 @@ class MpsSupport:
 
 @value(frozen=True)
 class Group:
-    """The GPUs of one daemon, normally a single GPU."""
+    """The GPUs of one daemon, normally a single GPU. Its clients are the workers that have exactly
+    these GPUs.
+    """
 
-    uuids: tuple[str, ...]
-    clients: int  # the number of workers on this node that use them
+    gpus: tuple[Gpu, ...]
+    clients: int
     owned: bool  # this agent starts and ends the daemon
 
     @property
-    def key(self) -> str:
-        return ",".join(self.uuids)
+    def uuids(self) -> list[str]:
+        return [gpu.uuid for gpu in self.gpus]
 
 
 @value(frozen=True)
@@ -56,20 +58,6 @@ class Plan:
     foreign: str = ""  # the pipe directory of the daemon that is used instead of our own
     notes: tuple[MpsNote, ...] = ()
     error: str = ""
-
-
-@value(frozen=True)
-class _Shared:
-    """A set of GPUs, and the workers that have exactly these."""
-
-    gpus: tuple[Gpu, ...]
-    clients: int
-    owned: bool
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether only one process at a time can use a GPU. That process may be an MPS server."""
-        return any(gpu.mode == "exclusive" for gpu in self.gpus)
 
 
 def wanted(settings: Settings, shares: Shares) -> bool:
@@ -89,7 +77,7 @@ def plan(
     `gpus` are those of the task, to which the positions in `shares` refer. With MPS, a worker sees
     the GPUs of its group only, so with mode "on" the shares must be isolated.
     """
-    there = _shared(shares, gpus)
+    there = _groups(shares, gpus)
     prohibited = [gpu for one in there for gpu in one.gpus if gpu.mode == "prohibited"]
     if prohibited:
         return Plan(
@@ -104,15 +92,14 @@ def plan(
         return Plan()
     if found.foreign:
         return Plan(foreign=found.foreign, notes=(ForeignMpsUsed(host, found.foreign),))
-    in_the_way: dict[tuple[str, str], list[_Shared]] = {}
+    in_the_way: dict[tuple[str, str], list[Group]] = {}
     groups = []
     for one in candidates:
         obstacle = _obstacle(one, settings, found)
         if obstacle:
             in_the_way.setdefault(obstacle, []).append(one)
         else:
-            uuids = tuple(gpu.uuid for gpu in one.gpus)
-            groups.append(Group(uuids, one.clients, one.owned))
+            groups.append(one)
     notes: list[MpsNote] = [ForeignMpsRefused(host, found.refused)] if found.refused else []
     for (why, what_to_do), hit in in_the_way.items():
         those = [gpu for one in hit for gpu in one.gpus]
@@ -131,7 +118,7 @@ def without(
     """Return the plan if the daemons cannot be started. `why` says why not."""
     if settings.mode == "on":
         return Plan(error=f"--mps on: {why}")
-    several = [one for one in _shared(shares, gpus) if one.clients > 1]
+    several = [one for one in _groups(shares, gpus) if one.clients > 1]
     error = _alone(several, why, "Ask the administrator to look at it")
     names = _names([gpu for one in several for gpu in one.gpus])
     return Plan(error=error, notes=(TimeSlices(host, names, why),))
@@ -171,13 +158,13 @@ def environment(
     return env
 
 
-def _shared(shares: Shares, gpus: Sequence[Gpu]) -> list[_Shared]:
+def _groups(shares: Shares, gpus: Sequence[Gpu]) -> list[Group]:
     leads = {share.gpus for share in shares.of if share.leads}
     sharers = {share.gpus: share.sharers for share in shares.of if share.gpus}
-    return [_Shared(tuple(gpus[i] for i in own), n, own in leads) for own, n in sharers.items()]
+    return [Group(tuple(gpus[i] for i in own), n, own in leads) for own, n in sharers.items()]
 
 
-def _obstacle(one: _Shared, settings: Settings, found: MpsSupport) -> tuple[str, str] | None:
+def _obstacle(one: Group, settings: Settings, found: MpsSupport) -> tuple[str, str] | None:
     """Return why no daemon can be started for these GPUs, and what to do; None if one can."""
     if settings.mode == "auto" and any(gpu.mig for gpu in one.gpus):
         return "it is an instance of a GPU (MIG)", "--mps on starts a daemon for each instance"
@@ -190,9 +177,11 @@ def _obstacle(one: _Shared, settings: Settings, found: MpsSupport) -> tuple[str,
     return None
 
 
-def _alone(shared: list[_Shared], why: str, what_to_do: str) -> str:
-    """Return the error for GPUs that workers cannot share by time slices either; "" for none."""
-    exclusive = [gpu for one in shared if one.exclusive for gpu in one.gpus]
+def _alone(shared: list[Group], why: str, what_to_do: str) -> str:
+    """Return the error for GPUs that workers cannot share by time slices either, since only one
+    process at a time can use them; "" for none.
+    """
+    exclusive = [gpu for one in shared for gpu in one.gpus if gpu.mode == "exclusive"]
     if not exclusive:
         return ""
     return (

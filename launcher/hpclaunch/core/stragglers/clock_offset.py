@@ -44,13 +44,7 @@ class ClockOffset:
         if not self._sent or self._sent[0][0] != answers:
             return
         _, sent = self._sent.popleft()
-        offset = Offset(clock - (sent + now) / 2, (now - sent) / 2)
-        known = self.of(agent, now)
-        if known is not None:
-            apart = abs(offset.seconds - known.seconds)
-            if apart > offset.error + known.error:
-                self._known.clear()  # a machine was suspended, and its clock stopped
-        self._known.append((offset, now))
+        self._known.append((Offset(clock - (sent + now) / 2, (now - sent) / 2), now))
 
     def of(self, agent: int, now: float) -> Offset | None:
         """Return the offset of an agent's clock; None if it is not known yet."""

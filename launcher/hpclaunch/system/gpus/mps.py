@@ -123,7 +123,7 @@ class MpsKeeperClient(Helper):
 
         No worker of an earlier round may be left on this node.
         """
-        described = [messages.Group([*group.uuids], group.owned) for group in groups]
+        described = [messages.Group(group.uuids, group.owned) for group in groups]
         self.send(messages.Prepare(number, described, foreign))
 
     def watch(self, workers: Mapping[int, int]) -> None:
