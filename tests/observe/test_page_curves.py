@@ -8,7 +8,7 @@ from hpclaunch.core.member.moments import AgentHistory, AgentMoment, WorkersMome
 from hpclaunch.core.protocol.facts import Category
 from hpclaunch.observe import page_curves as curves
 from hpclaunch.observe.ledger_entries import LedgerEntry
-from hpclaunch.observe.time_axis import TimeAxis
+from hpclaunch.observe.page_lanes import TimeAxis
 
 TRAINS, OVER = (0, 0, 0, 0, 0, 0, 4), (0, 0, 0, 0, 0, 0, 6)
 

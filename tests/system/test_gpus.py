@@ -117,10 +117,10 @@ def test_all_of_a_gpu(survey):
     assert found.models == "1 x NVIDIA A100, 1 x NVIDIA T4, driver 550.54.15"
     assert found.gpus == (
         devices.Gpu(
-            "0", A, 0, "NVIDIA A100", "00000000:10:00.0", False, "exclusive",
+            "0", A, 0, "NVIDIA A100", False, "exclusive",
             (0, 1, 64, 65, 700), 1,
         ),
-        devices.Gpu("1", B, 1, "NVIDIA T4", "00000000:11:00.0", False, "prohibited"),
+        devices.Gpu("1", B, 1, "NVIDIA T4", False, "prohibited"),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -81,7 +82,7 @@ def html(page: JobPage) -> str:
     data = {
         "begin": page.begin,
         "end": page.end,
-        "offset": page.offset,
+        "offset": time.localtime(page.begin).tm_gmtoff,  # of the local time from UTC, in seconds
         **msgspec.to_builtins(page.time_line),
         "charts": [msgspec.to_builtins(chart) for chart in (*page.charts, *page.gpu_charts)],
         "ledger": [msgspec.to_builtins(row) for row in page.ledger],

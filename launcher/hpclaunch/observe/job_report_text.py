@@ -7,8 +7,7 @@ import textwrap
 from ..core.protocol.facts import Category
 from ..core.protocol.wording import count, plain, signal_name, some
 from .job_report import EndReport, JobOutcome, JobReport
-from .text_style import seat_time
-from .time_axis import LocalTime
+from .text_style import LocalTime, seat_time
 
 WIDTH = 80
 MOST_ENDS = 3  # shown ends of rounds; others are counted

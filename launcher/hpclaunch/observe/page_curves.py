@@ -13,8 +13,7 @@ from ..core.protocol.facts import Category, SeatSeconds
 from ..core.protocol.model import Doing
 from ..core.protocol.values import value
 from .ledger_entries import LedgerEntry, scaled
-from .page_lanes import job_bars
-from .time_axis import TimeAxis
+from .page_lanes import TimeAxis, job_bars
 
 MOST_POINTS = 400  # of a curve
 LEAST = 15.0  # seconds over which a rate is taken: an agent learns the steps every five

@@ -18,7 +18,6 @@ class Gpu:
     uuid: str  # unique on the whole node
     index: int = 0  # the number that NVML gives it, in the order of PCI addresses
     model: str = ""
-    bus: str = ""  # PCI address
     mig: bool = False
     mode: str = "default"  # the compute mode: default, exclusive or prohibited
     cpus: tuple[int, ...] = ()  # the CPUs nearest to it; () if unknown

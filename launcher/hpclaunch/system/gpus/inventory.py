@@ -112,7 +112,6 @@ def _device(index: int, handle: Any, nvml: Any) -> PhysicalGpu:
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         index=index,
         model=str(ask(nvml.nvmlDeviceGetName, "unknown GPU")),
-        bus=bus,
         mode=_MODES.get(ask(nvml.nvmlDeviceGetComputeMode, 0), "default"),
         cpus=cpus or _local_cpus(bus),
         node=nodes[0] if nodes else _local_node(bus),
