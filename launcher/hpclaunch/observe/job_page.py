@@ -389,10 +389,11 @@ def _charts(
 ) -> tuple[Chart, ...]:
     rates = curves.step_rates(histories)
     seen = curves.losses(job_entries(launches), steps_seen=report.steps_seen)
+    goodput = [[(loss.at, loss.goodput) for loss in seen[1:]]] if seen[1:] else []
     why = "no optimizer steps were seen" if not report.steps_seen else "it was not noted"
     return (
         _chart("Steps per second", axis, [("steps per second", "one", rates)], _number, why),
-        _goodput(seen, axis),
+        _chart("Goodput so far", axis, [("goodput", "one", goodput)], _share, why, top=100.0),
         _lost(seen, axis, report.seat),
         _chart(
             "Memory of a rank",
@@ -449,13 +450,6 @@ def _chart(
         points, last = curves.points(curve, axis, written.factor), written(curve[-1][-1][1])
         drawn.append(Drawn(label, style, points, f"last {last}"))
     return Chart(name, written.unit, top, tuple(drawn), "" if drawn else empty)
-
-
-def _goodput(seen: Sequence[curves.Loss], axis: TimeAxis) -> Chart:
-    line = [(loss.at, loss.goodput) for loss in seen[1:]]
-    last = share(line[-1][1]) if line else ""
-    points = curves.points([line], axis, _share.factor)
-    return Chart("Goodput so far", _share.unit, 100.0, (Drawn("goodput", "one", points, last),))
 
 
 def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:

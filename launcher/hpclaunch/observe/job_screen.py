@@ -45,8 +45,6 @@ UNKNOWN = "-"
 
 @value(frozen=True)
 class RankRow:
-    """One rank in a table."""
-
     rank: int
     host: str
     step: int

@@ -16,8 +16,6 @@ FORMAT = 1  # of what `status --json` prints
 
 
 class AgentState(str, Enum):
-    """The state of a node's agent in the job."""
-
     ABSENT = "not here yet"
     PREPARING = "preparing"
     READY = "ready"  # for the next round
