@@ -87,6 +87,12 @@ def test_losses_come_when_they_do():
     assert [round(loss.goodput, 2) for loss in found] == [0, 0, 0.5, 0.4]
 
 
+def test_saves_are_a_loss_while_the_job_trains():
+    spent = {Category.START: 20.0, Category.TRAINING: 60.0, Category.SAVING: 20.0}
+    found = curves.losses([LedgerEntry(0, 100, 1, spent, 0, trained=(20, 100))], steps_seen=True)
+    assert [(loss.at, loss.overhead) for loss in found] == [(0, 0), (20, 20), (100, 40)]
+
+
 def test_without_steps_loading_is_training():
     entries = [LedgerEntry(0, 10, 1, {Category.LOADING: 10.0}, 0)]
     assert curves.losses(entries, steps_seen=False)[-1].goodput == 1.0

@@ -65,14 +65,17 @@ def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
 
 
 def _parts(entry: LedgerEntry) -> Iterator[tuple[float, SeatSeconds]]:
-    """Split an entry at the ends of its bars. Categories without a bar are spread evenly."""
+    """Split an entry at the ends of its bars. Saves are in the bar of the training, as on the time
+    line. Other categories without a bar are spread evenly.
+    """
     bars = job_bars([entry])
-    in_bars = {bar.category for bar in bars}
-    beside = {c: seconds for c, seconds in entry.spent.items() if c not in in_bars}
+    beside = dict(entry.spent)
+    in_bars = {bar.category: {bar.category: beside.pop(bar.category)} for bar in bars}
+    if Category.TRAINING in in_bars and Category.SAVING in beside:
+        in_bars[Category.TRAINING][Category.SAVING] = beside.pop(Category.SAVING)
     for bar in bars if entry.end > entry.begin else ():
         share = (bar.end - bar.begin) / (entry.end - entry.begin)
-        own = {bar.category: entry.spent[bar.category]}
-        yield bar.end, sums((own, scaled(beside, share)))
+        yield bar.end, sums((in_bars[bar.category], scaled(beside, share)))
 
 
 def step_rates(histories: Iterable[AgentHistory]) -> Curve:
