@@ -3,6 +3,10 @@
 An agent knows when it sent a report, and when the order that answers it arrived. The head read its
 clock in between, so the error is at most half of the round trip, as in the Network Time Protocol
 (RFC 5905).
+
+If a machine was suspended, its clock stopped, so earlier measurements are wrong. They count until
+their error, which grows with DRIFT, is larger than that of a new one. With a round trip of a few
+milliseconds this takes less time than passes between two samples, and one sample names nobody.
 """
 
 from __future__ import annotations
