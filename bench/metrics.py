@@ -3,9 +3,8 @@
     python bench/metrics.py [--agents 1 1024] [--scrapes 9]
 
 The head is simulated, with 8 workers on each agent that report all their metrics. A real metrics
-service asks it, and answers real scrapes over HTTP: first without the metrics of each rank, then
-with them. Every scrape asks the head again, so its time includes that of a snapshot. The times of
-the head and of the service are CPU time per scrape.
+service asks it, and answers real scrapes over HTTP. Every scrape asks the head again, so its time
+includes that of a snapshot. The times of the head and of the service are CPU time per scrape.
 """
 
 import argparse
@@ -102,11 +101,11 @@ class Agent:
         return packing.pack(self._facts.launch("71.0", use, self._facts.since + 60.0))
 
 
-def measure(agents: int, scrapes: int, *, ranks: bool) -> None:
+def measure(agents: int, scrapes: int) -> None:
     """Measure so many scrapes and print a line of the table."""
     port = free_port()
     agent = Agent(agents)
-    client = MetricsServiceClient(agent.socket.name, MetricsTarget(port=port), "", ranks=ranks)
+    client = MetricsServiceClient(agent.socket.name, MetricsTarget(port=port), "")
     try:
         scrape_patiently(port)
         process = psutil.Process(client._process.pid)
@@ -120,8 +119,7 @@ def measure(agents: int, scrapes: int, *, ranks: bool) -> None:
             times.append(time.perf_counter() - began)
         service = (cpu(process) - used) / scrapes
         print(
-            f"{agents:8}{'  with ranks' if ranks else '':12}"
-            f"{1000 * min(times):9.1f} ms{1000 * statistics.median(times):9.1f} ms"
+            f"{agents:8}{1000 * min(times):9.1f} ms{1000 * statistics.median(times):9.1f} ms"
             f"{size:12,}{1000 * sum(agent.spent) / scrapes:11.1f} ms{1000 * service:11.1f} ms"
             f"{process.memory_full_info().uss / MIB:10.1f} MiB",
             flush=True,
@@ -166,12 +164,11 @@ def main() -> None:
     parser.add_argument("--scrapes", type=int, default=9)
     args = parser.parse_args()
     print(
-        f"{'agents':>8}{'':12}{'least':>12}{'median':>12}{'bytes':>12}{'the head':>14}"
+        f"{'agents':>8}{'least':>12}{'median':>12}{'bytes':>12}{'the head':>14}"
         f"{'the service':>14}{'memory':>14}"
     )
     for agents in args.agents:
-        for ranks in (False, True):
-            measure(agents, args.scrapes, ranks=ranks)
+        measure(agents, args.scrapes)
 
 
 if __name__ == "__main__":

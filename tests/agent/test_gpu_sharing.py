@@ -23,8 +23,8 @@ from hpclaunch.system.shared.errands import AskMps, MpsAnswered
 from hpclaunch.worker.mps_messages import Failed, Occupied, Outside, Ready, Waiting
 
 FD = 7
-SUPPORT = MpsSupport("/bin/mps", cuda=(13, 1))
-GPU = Gpu("0", "GPU-0", capability=(9, 0))
+SUPPORT = MpsSupport("/bin/mps")
+GPU = Gpu("0", "GPU-0")
 
 
 class Keeper:
@@ -73,7 +73,6 @@ def sharing(monkeypatch, recorded):
         mps=("auto", "auto", ""),
         selector=CUDA,
         gpus=(GPU,),
-        cuda=(13, 1),
         handled=(),
         place=Place(0, 0, "n1"),
         allocation=SimpleNamespace(name="71.0"),
@@ -108,8 +107,8 @@ def test_the_keeper_starts_a_daemon_and_checks_the_workers(sharing, recorded):
     assert prepare(sharing) == []
     (keeper,) = Keeper.made
     assert keeper.asked == [3]
-    assert hear(sharing, Ready(2, {}, 0)) == []  # an earlier round's
-    assert hear(sharing, Ready(3, {GPU.uuid: "pipes"}, 0)) == [events.GpusReady(3)]
+    assert hear(sharing, Ready(2, {})) == []  # an earlier round's
+    assert hear(sharing, Ready(3, {GPU.uuid: "pipes"})) == [events.GpusReady(3)]
     assert sharing.directories == {GPU.uuid: "pipes"}
     assert isinstance(recorded[-1], MpsStarted)
     sharing.started(0, 100)
@@ -124,7 +123,7 @@ def test_without_a_daemon_workers_take_turns(sharing):
     prepare(sharing)
     assert hear(sharing, Failed(3, "no room")) == [events.GpusReady(3)]
     assert sharing.directories == {}
-    assert hear(sharing, Ready(3, {GPU.uuid: "pipes"}, 0)) == []  # it was answered
+    assert hear(sharing, Ready(3, {GPU.uuid: "pipes"})) == []  # it was answered
 
 
 def test_a_daemon_of_somebody_else_is_awaited_and_may_stay_occupied(sharing, recorded):
@@ -164,7 +163,7 @@ def test_without_a_keeper_workers_take_turns_and_the_next_round_tries_again(
 
 def test_a_keeper_that_is_killed_during_a_round_only_has_a_successor(sharing):
     prepare(sharing)
-    hear(sharing, Ready(3, {GPU.uuid: "pipes"}, 0))
+    hear(sharing, Ready(3, {GPU.uuid: "pipes"}))
     assert hear(sharing, lost=True) == []
     assert [keeper.asked for keeper in Keeper.made] == [[3], []]
 

@@ -102,7 +102,7 @@ def until(known, condition):
 
 def test_an_agent_is_asked_at_most_once_a_second_however_many_scrapes_there_are():
     with an_agent() as agent:
-        known = Known(agent.socket.name, ranks=False)
+        known = Known(agent.socket.name)
         began = time.monotonic()
         threads = [
             threading.Thread(target=lambda: [known.scraped() for _ in range(50)]) for _ in range(8)
@@ -125,7 +125,7 @@ def test_the_ledger_is_shown():
     )
     with an_agent() as agent:
         agent.ledger = packed(*entries)
-        known = Known(agent.socket.name, ranks=False)
+        known = Known(agent.socket.name)
         families = until(known, lambda found: value(found, "goodput_ratio") is not None)
     assert value(families, "seat_seconds", category="training") == pytest.approx(100)
     assert value(families, "seat_seconds", category="restart") == pytest.approx(30)
@@ -137,7 +137,7 @@ def test_ends_of_rounds_are_counted_although_a_ledger_forgets_old_ones():
     entry = spent(0, 10, Category.TRAINING, 0)
     ends = [RoundEnded(n, float(n), float(n), (EndReason.GROWTH,)) for n in range(5)]
     look = packing.pack(LAUNCH)
-    known = Known(b"nobody", ranks=False)
+    known = Known(b"nobody")
     for shown in (ends[:3], ends[1:4], ends[3:]):
         known.end(look, packed(entry, ends=shown))
     assert value(known.scraped(), "round_ends", cause="more nodes") == 5
@@ -145,7 +145,7 @@ def test_ends_of_rounds_are_counted_although_a_ledger_forgets_old_ones():
 
 def test_the_last_metrics_of_an_ended_agent_are_served():
     with an_agent() as agent:
-        known = Known(agent.socket.name, ranks=False)
+        known = Known(agent.socket.name)
         before = until(known, lambda found: value(found, "leads") == 1)
     known._looked_at = -math.inf
     after = known.scraped()
@@ -161,7 +161,7 @@ def test_a_port_beyond_the_last_one_is_reported():
         def send(self, message):
             messages.append(message)
 
-    known = Known(b"", ranks=False)
+    known = Known(b"")
     target = MetricsTarget(port=65536)
     service = MetricsService(Channel(), known, target, "", Exposition(known.scraped))
     service._try()

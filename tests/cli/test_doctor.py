@@ -364,8 +364,8 @@ def test_how_the_gpus_are(tmp_path, with_gpus, gpu, code, check, says):
 @pytest.mark.parametrize(
     ("gpu", "there", "grade", "says"),
     [
-        (Gpu(), True, "ok", "/nvidia-cuda-mps-control, for at most 48 workers on a GPU"),
-        (Gpu(mode=EXCLUSIVE), True, "ok", "GPU; GPU 0 needs it for more than one"),
+        (Gpu(), True, "ok", "/nvidia-cuda-mps-control"),
+        (Gpu(mode=EXCLUSIVE), True, "ok", "control; GPU 0 needs it for more than one"),
         (Gpu(), False, "ok", "GPU 0: shared by time slices, without MPS"),
         (Gpu(mode=EXCLUSIVE), False, "warn", "GPU 0: several workers cannot share it without MPS"),
         (Gpu(mode=PROHIBITED), True, "FAIL", "GPU 0: the compute mode is PROHIBITED"),

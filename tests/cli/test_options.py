@@ -355,7 +355,6 @@ class TestParsing:
             *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health"),
             *("progress", "replace_stragglers", "requeue", "max_requeues"),
             *("chain",),
-            *("metrics_ranks",),
             *("wait_for_nodes", "checkpoint_exclude", "checkpoint_local", "verify"),
             *("redirects", "tee", "local_ranks_filter", "log_line_prefix_template"),
             *("duplicate_stdout_filters", "duplicate_stderr_filters"),

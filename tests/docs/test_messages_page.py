@@ -228,7 +228,6 @@ EXAMPLES: tuple[Fact, ...] = (
     ),
     node_facts.MpsBypassed("n1", (2, 3)),
     node_facts.ForeignMpsUsed("n1", "/run/nvidia-mps"),
-    node_facts.ForeignMpsCrowded("n1", "/run/nvidia-mps", 40, 12),
     node_facts.ForeignMpsRefused(
         "n1", "the MPS daemon at /run/nvidia-mps is not used: /run/nvidia-mps belongs to alice"
     ),
@@ -239,7 +238,6 @@ EXAMPLES: tuple[Fact, ...] = (
         mps_shares.MpsSupport(),
         host="n1",
     ).notes,
-    node_facts.FewConnections("n1", 8, 2),
     # The head
     facts.HeadChanged("n1", "n2", 1, -4.5),
     facts.HeadDeposed("n1", "n2"),

@@ -31,8 +31,6 @@ def test_the_survey_is_what_torch_sees(machine: Machine, selection: str) -> None
 def test_the_survey_knows_the_gpu(machine: Machine) -> None:
     (gpu, *_) = inventory.survey({}, machine.nvml).gpus
     assert (gpu.entry, gpu.uuid, gpu.index, gpu.model) == ("0", machine.uuid, 0, machine.model)
-    assert gpu.capability >= (5, 0)
-    assert gpu.bus
 
 
 @pytest.mark.parametrize("by", ["index", "uuid"])

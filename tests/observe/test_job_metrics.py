@@ -23,9 +23,9 @@ SPENT = {Category.TRAINING: 75.0, Category.RESTART: 25.0}
 REPORT = report([Launch("71.0", (LedgerEntry(10.0, 60.0, 2.0, SPENT),))])
 
 
-def values_of(launch, **more):
+def values_of(launch):
     """{(name, labels but for those of the launch): value}"""
-    found = job_metrics(launch, REPORT, {"hang": 2}, "1.2.3", **more)
+    found = job_metrics(launch, REPORT, {"hang": 2}, "1.2.3")
     values = {}
     for family in found:
         for sample in family.samples:
@@ -38,7 +38,7 @@ def values_of(launch, **more):
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
 def test_names_and_units_are_by_the_conventions(launch):
-    families = job_metrics(replace(launch, gpus=(GPU,)), REPORT, {}, "1.2.3", ranks=True)
+    families = job_metrics(replace(launch, gpus=(GPU,)), REPORT, {}, "1.2.3")
     names = [family.name for family in families]
     assert len(set(names)) == len(names)
     for family in families:
@@ -55,7 +55,7 @@ def test_names_and_units_are_by_the_conventions(launch):
 
 def test_an_agent_that_does_not_lead_reports_its_node_alone():
     launch = replace(a_launch(None), gpus=(GPU,))
-    values = values_of(launch, ranks=True)
+    values = values_of(launch)
     assert values["leads",] == 0
     assert values["gpu_busy_ratio", "3", "GPU-5fd4f087", "n1"] == 0.5
     assert {name for name, *_ in values if not name.startswith("gpu_")} == {
@@ -83,7 +83,6 @@ def test_a_running_job():
     assert values["seat_seconds", "training"] == 75
     assert values["seat_seconds", "saving"] == 0
     assert values["goodput_ratio",] == 0.75
-    assert not [name for name, *_ in values if name.startswith("rank_")]
 
 
 def test_what_is_not_known_is_left_out():
@@ -109,14 +108,6 @@ def test_a_job_in_trouble():
 def test_whether_notice_is_given(given):
     launch = a_launch(a_job(an_agent(0), is_notice_given=given))
     assert values_of(launch)["notice_given",] == given
-
-
-def test_each_rank_on_request():
-    values = values_of(LAUNCHES["two-ranks"], ranks=True)
-    assert values["rank_phase", "0", "n1", "step"] == 1
-    assert values["rank_steps", "1", "n2"] == 1204
-    assert values["rank_cpus", "0", "n1"] == 1.02
-    assert values["rank_memory_bytes", "1", "n2"] > 1 << 30
 
 
 def test_the_number_of_values_does_not_grow_with_the_job():

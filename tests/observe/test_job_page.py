@@ -170,12 +170,10 @@ def test_stacks_of_a_hang_are_those_of_its_round_and_time():
     assert card.stacks_at == "logs/round-0/evidence"
 
 
-def test_many_ends_and_long_output_are_cut():
+def test_long_output_and_many_events_are_cut():
     launch, histories = a_launch(rounds=300, moments=2, tail="x" * 4000)
     page = page_of([launch], histories)
-    assert len(page.ends) == pages.MOST_ENDS
-    assert page.ends_left_out == 299 - pages.MOST_ENDS
-    assert [page.ends[0].round, page.ends[1].round, page.ends[-1].round] == [0, 200, 298]
+    assert [end.round for end in page.ends] == list(range(299))
     assert sum(len(end.tail) for end in page.ends) <= pages.MOST_TEXT
     assert len(page.events) == pages.MOST_EVENTS
     marks = [mark for mark in page.time_line.marks if mark.kind == "save"]

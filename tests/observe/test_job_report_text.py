@@ -15,7 +15,7 @@ from hpclaunch.observe.ledger_entries import LedgerEntry
 BEGIN = 1.7e9  # 2023-11-14 22:13:20
 
 
-def utc(form, at):
+def utc(at, form):
     return time.strftime(form, time.gmtime(at))
 
 

@@ -8,7 +8,7 @@ from hpclaunch.core.member.moments import AgentHistory, AgentMoment, WorkersMome
 from hpclaunch.core.protocol.facts import Category
 from hpclaunch.observe import page_curves as curves
 from hpclaunch.observe.ledger_entries import LedgerEntry
-from hpclaunch.observe.time_axis import TimeAxis
+from hpclaunch.observe.page_lanes import TimeAxis
 
 TRAINS, OVER = (0, 0, 0, 0, 0, 0, 4), (0, 0, 0, 0, 0, 0, 6)
 
@@ -85,6 +85,12 @@ def test_losses_come_when_they_do():
         (50, 20, 20, 50),
     ]
     assert [round(loss.goodput, 2) for loss in found] == [0, 0, 0.5, 0.4]
+
+
+def test_saves_are_a_loss_while_the_job_trains():
+    spent = {Category.START: 20.0, Category.TRAINING: 60.0, Category.SAVING: 20.0}
+    found = curves.losses([LedgerEntry(0, 100, 1, spent, 0, trained=(20, 100))], steps_seen=True)
+    assert [(loss.at, loss.overhead) for loss in found] == [(0, 0), (20, 20), (100, 40)]
 
 
 def test_without_steps_loading_is_training():

@@ -10,14 +10,15 @@ from hpclaunch.observe.ledger_entries import LedgerEntry
 from hpclaunch.observe.page_lanes import (
     MOST_BARS,
     MOST_LANES,
+    UNITS,
     Bar,
+    TimeAxis,
     agent_bars,
     job_bars,
     lanes,
     most,
     runs,
 )
-from hpclaunch.observe.time_axis import TimeAxis
 
 START, IMPORTS, LOADING = Category.START, Category.IMPORTS, Category.LOADING
 TRAINING, SAVING, REDONE, END = (
@@ -161,3 +162,9 @@ def test_too_many_bars_become_what_takes_most_of_the_time():
     ]
     found = runs([bars], TimeAxis(0.0, 4.0 * MOST_BARS))
     assert found == [[(TRAINING, 0, 20_000)]]
+
+
+def test_places_on_the_axis():
+    axis = TimeAxis(100.0, 300.0)
+    assert [axis.x(at) for at in (50, 100, 200, 300, 400)] == [0, 0, UNITS // 2, UNITS, UNITS]
+    assert axis.share(150) == 0.25

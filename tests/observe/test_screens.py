@@ -18,8 +18,7 @@ from hpclaunch.core.protocol.job_snapshot import (
 from hpclaunch.core.protocol.model import RankVitals
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.observe.job_list import job_line, job_list
-from hpclaunch.observe.job_screen import job_screen
+from hpclaunch.observe.job_screen import job_line, job_list, job_screen
 from hpclaunch.observe.text_style import TextStyle, duration, rate
 from hpclaunch.observe.top_screen import Sort, TopState, top_screen
 

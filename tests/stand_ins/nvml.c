@@ -4,7 +4,7 @@
  * GPU can break during a test. Error codes, structures and results follow nvml.h. The lines of the
  * file (written by nvml.py; those of a GPU follow its line `gpu`):
  *
- *   driver V · cuda N · init CODE · hang · xid GPU NUMBER · fails FUNCTION CODE
+ *   driver V · init CODE · hang · xid GPU NUMBER · fails FUNCTION CODE
  *   gpu UUID · name N · bus B · mode N · capability N N · cpus N... · node N · memory USED TOTAL
  *   RESERVED · process PID BYTES INSTANCE MPS · ecc N · retired N · rows PENDING FAILED · throttle N ·
  *   temperature N · link UP REPLAYS RECOVERIES CODE · recovery N · mig ON · instance UUID GI CI ·
@@ -49,7 +49,7 @@ typedef struct {
 } Gpu;
 typedef struct {
     char driver[80];
-    int cuda, init, hang;
+    int init, hang;
     unsigned n_gpus, n_xids;
     struct { unsigned gpu, number; } xids[EVENTS];
     Fails fails;
@@ -109,8 +109,6 @@ static int read_state(State *s)
             snprintf(g->uuid, sizeof g->uuid, "%s", rest);
         } else if (!strcmp(key, "driver")) {
             snprintf(s->driver, sizeof s->driver, "%s", rest);
-        } else if (!strcmp(key, "cuda")) {
-            s->cuda = atoi(rest);
         } else if (!strcmp(key, "init")) {
             s->init = atoi(rest);
         } else if (!strcmp(key, "xid") && s->n_xids < EVENTS) {
@@ -256,15 +254,6 @@ int nvmlSystemGetDriverVersion(char *to, unsigned size)
     int status = opened ? read_state(s) : UNINITIALIZED;
     status = status ? status : failing(&s->fails, __func__);
     status = status ? status : text(to, size, s->driver);
-    return free(s), status;
-}
-
-int nvmlSystemGetCudaDriverVersion(int *version)
-{
-    State *s = malloc(sizeof *s);
-    int status = opened ? read_state(s) : UNINITIALIZED;
-    status = status ? status : failing(&s->fails, __func__);
-    *version = status ? 0 : s->cuda;
     return free(s), status;
 }
 

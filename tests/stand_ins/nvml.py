@@ -142,7 +142,6 @@ class Driver:
     directory: Path
     gpus: list[Gpu] = field(default_factory=list)
     version: str = "550.54.15"
-    cuda: int = 12040
     init: int = 0  # what nvmlInit returns
     hang: bool = False  # nvmlInit does not return
     fails: dict[str, int] = field(default_factory=dict)  # the errors of functions without a GPU
@@ -163,7 +162,7 @@ class Driver:
 
     def apply(self) -> None:
         """Write the state atomically; the library reads it at its next call."""
-        lines = [f"driver {self.version}", f"cuda {self.cuda}", f"init {self.init}"]
+        lines = [f"driver {self.version}", f"init {self.init}"]
         lines += ["hang"] if self.hang else []
         lines += [f"xid {gpu} {number}" for gpu, number in self.xids]
         lines += [f"fails {function} {code}" for function, code in self.fails.items()]

@@ -111,26 +111,23 @@ def test_what_is_wrong_with_a_selection(survey, there, selection, count, named):
 
 def test_all_of_a_gpu(survey):
     """A GPU, and one with what NVML has no word for."""
-    near = Gpu(A, name="NVIDIA A100", mode=3, capability=(8, 0), cpus=(0, 1, 64, 65, 700), node=1)
-    bare = Gpu(B, name="NVIDIA T4", capability=(7, 5), mode=2)
-    found = survey(near, bare, HIDDEN, version="550.54.15", cuda=12040)
+    near = Gpu(A, name="NVIDIA A100", mode=3, cpus=(0, 1, 64, 65, 700), node=1)
+    bare = Gpu(B, name="NVIDIA T4", mode=2)
+    found = survey(near, bare, HIDDEN, version="550.54.15")
     assert found.models == "1 x NVIDIA A100, 1 x NVIDIA T4, driver 550.54.15"
-    assert found.cuda == (12, 4)
     assert found.gpus == (
         devices.Gpu(
-            "0", A, 0, "NVIDIA A100", "00000000:10:00.0", False, "exclusive", (8, 0),
+            "0", A, 0, "NVIDIA A100", False, "exclusive",
             (0, 1, 64, 65, 700), 1,
         ),
-        devices.Gpu("1", B, 1, "NVIDIA T4", "00000000:11:00.0", False, "prohibited", (7, 5)),
+        devices.Gpu("1", B, 1, "NVIDIA T4", False, "prohibited"),
     )  # fmt: skip
 
 
 def test_an_instance_is_where_its_gpu_is(survey):
-    (gpu,) = survey(
-        Gpu(A, mig=True, capability=(8, 0), cpus=(4, 5), node=1, instances=[Instance("MIG-x")])
-    ).gpus
+    (gpu,) = survey(Gpu(A, mig=True, cpus=(4, 5), node=1, instances=[Instance("MIG-x")])).gpus
     assert gpu.mig
-    assert (gpu.index, gpu.cpus, gpu.node, gpu.capability) == (0, (4, 5), 1, (8, 0))
+    assert (gpu.index, gpu.cpus, gpu.node) == (0, (4, 5), 1)
     assert gpu.name == "MIG MIG-x"
 
 
@@ -158,7 +155,7 @@ def test_a_broken_driver_is_one_line(survey):
 
 OPTIONAL = (
     *("PciInfo", "CpuAffinityWithinScope", "MemoryAffinity", "Name", "ComputeMode"),
-    *("CudaComputeCapability", "MigMode"),
+    "MigMode",
 )
 
 
@@ -179,10 +176,9 @@ def test_a_gpu_that_is_lost_at_a_question(survey, call):
 
 @pytest.mark.parametrize("code", [nvml.UNKNOWN, nvml.UNSUPPORTED])
 def test_a_driver_that_does_not_report_its_version(survey, code):
-    calls = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion")
-    found = survey(Gpu(A), fails=dict.fromkeys(calls, code))
+    found = survey(Gpu(A), fails={"nvmlSystemGetDriverVersion": code})
     assert [gpu.uuid for gpu in found.gpus] == [A]
-    assert (found.broken, found.cuda) == ("", (0, 0))
+    assert found.broken == ""
     assert found.models == "1 x NVIDIA H100 80GB HBM3"
 
 

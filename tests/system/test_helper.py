@@ -238,7 +238,7 @@ class Dance(Message):
         lambda _: LogServiceClient(),
         lambda _: GpuWatcherClient([Gpu("0", "GPU-0", 0)]),
         lambda directory: MetricsServiceClient(
-            b"nobody", MetricsTarget(file=str(directory / "prom")), "", ranks=False
+            b"nobody", MetricsTarget(file=str(directory / "prom")), ""
         ),
     ],
     ids=["errands", "checkpoints", "logs", "gpus", "metrics"],

@@ -70,7 +70,6 @@ class Config:
     threads: int  # OMP_NUM_THREADS where several workers share the CPUs; 0: OpenMP decides
     gpus: tuple[Gpu, ...]  # that this task may use; AMD's only if the number of GPUs matters
     broken: tuple[Finding, ...]  # GPUs that did not answer when they were counted
-    cuda: tuple[int, int]  # the newest version that the driver supports
     selector: str  # the variable that selects GPUs
     virtual_local_rank: bool
     mps: tuple[str, str, str]  # the fields of Settings in core/placement/mps_shares.py
@@ -84,7 +83,6 @@ class Config:
     streams: Streams  # the part of the workers' output that the console shows
     as_torchrun: bool  # started in place of torchrun: every failure has exit code 1
     metrics: MetricsTarget | None  # where monitoring systems find the metrics
-    metrics_ranks: bool  # include metrics of each rank
     notify: str  # a shell command to run for each event; "": none
     trouble: Trouble | None  # why this agent cannot take part; the head shows it
     notes: tuple[LaunchNote | ColdStart, ...] = ()  # recorded before the workers start

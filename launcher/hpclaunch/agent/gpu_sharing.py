@@ -65,7 +65,7 @@ class GpuSharing(Adapter):
         settings = mps_shares.Settings(*self._config.mps)
         if not mps_shares.wanted(settings, part.shares):
             return self._begin(part, mps_shares.MpsSupport())
-        here, pipes = installed(self._environ, self._config.cuda)
+        here, pipes = installed(self._environ)
         if not pipes:
             return self._begin(part, here)
         question = AskMps(here.control, pipes)
@@ -137,7 +137,6 @@ class GpuSharing(Adapter):
         keeper.prepare(part.round, plan.groups, plan.foreign)
 
     def _on_reply(self, reply: mps_messages.Event) -> list[events.Event]:
-        from ..core.placement import mps_shares
         from ..worker import mps_messages
 
         self._note("mps", reply.encoded())
@@ -145,12 +144,10 @@ class GpuSharing(Adapter):
             self._record(MpsBypassed(self._host, tuple(reply.ranks)))
         if self._pending is None:
             return []
-        part, plan = self._pending
+        part, _ = self._pending
         match reply:
-            case mps_messages.Ready(part.round, directories, present):
+            case mps_messages.Ready(part.round, directories):
                 self.directories = directories
-                if crowded := mps_shares.crowded(plan, present, self._host):
-                    self._record_once(crowded)
                 if directories and directories.keys() != {""} and self._is_head:
                     self._record_once(self._started(directories))
                 return self._ready(part)

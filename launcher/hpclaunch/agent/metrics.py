@@ -32,12 +32,11 @@ LIBRARIES = ("msgspec", "prometheus_client")
 class MetricsServiceClient(Helper):
     kind = ProcessKind.METRICS
 
-    def __init__(self, asked: bytes, target: MetricsTarget, name: str, *, ranks: bool) -> None:
+    def __init__(self, asked: bytes, target: MetricsTarget, name: str) -> None:
         """Start the process. `asked` is the name of the socket at which the agent answers, `name`
-        that of the file if the target is a directory. `ranks`: include metrics of each rank. Raises
-        OSError.
+        that of the file if the target is a directory. Raises OSError.
         """
-        settings = json.dumps({"target": asdict(target), "name": name, "ranks": ranks})
+        settings = json.dumps({"target": asdict(target), "name": name})
         words = (str(os.getpid()), asked.hex(), settings)
         paths = {*map(place_of, LIBRARIES)}
         super().__init__("hpclaunch.agent.metrics_service", *words, paths=paths)
@@ -84,9 +83,7 @@ class Metrics(Adapter):
             self._complain(f"the agent has no socket to answer at: {self._viewing.failure}")
             return
         try:
-            self._client = MetricsServiceClient(
-                self._viewing.name, self._target, name, ranks=self._config.metrics_ranks
-            )
+            self._client = MetricsServiceClient(self._viewing.name, self._target, name)
         except OSError as e:
             self._complain(e.strerror or str(e))
 

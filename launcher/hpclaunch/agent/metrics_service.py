@@ -46,8 +46,8 @@ OLD = 3600.0  # seconds after which another launch's file counts as left behind
 class Known:
     """The metrics, from the answers of the agent. Its methods may be called in any thread."""
 
-    def __init__(self, socket: bytes, *, ranks: bool) -> None:
-        self._socket, self._ranks = socket, ranks
+    def __init__(self, socket: bytes) -> None:
+        self._socket = socket
         self._lock = threading.Lock()
         self._families: list[MetricFamily] = []
         self._looked_at = self._summed_at = -math.inf
@@ -94,9 +94,7 @@ class Known:
 
     def _set(self, launch: LaunchSnapshot) -> None:
         self.leads = launch.job is not None
-        self._families = job_metrics(
-            launch, self._report, self._ended, __version__, ranks=self._ranks
-        )
+        self._families = job_metrics(launch, self._report, self._ended, __version__)
 
     def _sum(self, ledger: bytes, launch: LaunchSnapshot) -> None:
         if not ledger:  # another agent leads by now, or this one lacks facts of earlier heads
@@ -204,7 +202,7 @@ def main(fd: str, _blocked: str, agent: str, socket: str, wanted: str) -> None:
     if not die_with(int(agent)):
         return
     settings = json.loads(wanted)
-    known = Known(bytes.fromhex(socket), ranks=settings["ranks"])
+    known = Known(bytes.fromhex(socket))
     exposition = Exposition(known.scraped)
     target = MetricsTarget(**settings["target"])
     service = MetricsService(AgentChannel(fd), known, target, settings["name"], exposition)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.protocol.model import Load, Sample
 from ..core.stragglers import arrivals
-from ..core.stragglers.medians import lower_median
+from ..core.stragglers.arrivals import lower_median
 
 STEPS = "steps"  # stands for a process group
 LONGEST = 60  # characters of a group's name

@@ -11,10 +11,9 @@ import select
 import time
 from collections.abc import Mapping
 
-from hpclaunch.core.health.findings import Finding, Grade
-from hpclaunch.core.health.problems import GPUS, Problem
+from hpclaunch.core.health.findings import GPUS, Finding, Grade, Problem
 from hpclaunch.core.placement import binding
-from hpclaunch.core.placement.mps_shares import Settings, most_clients, plan
+from hpclaunch.core.placement.mps_shares import Settings, plan
 from hpclaunch.core.protocol.model import Allocation, Share, Shares
 from hpclaunch.core.protocol.node_facts import LaunchNote, LaunchNoteKind
 from hpclaunch.observe.node_console import words_of_launch, words_of_mps
@@ -81,7 +80,7 @@ def sharing(environ: Mapping[str, str], seen: GpuSurvey, host: str) -> list[Find
     if not seen.gpus:
         return []
     check, count = "MPS", len(seen.gpus)
-    found = mps.find(environ, seen.cuda)
+    found = mps.find(environ)
     two_on_each = Shares(tuple(Share((k,), sharers=2) for k in range(count)), isolated=True)
     planned = plan(Settings(), two_on_each, seen.gpus, found, host=host)
     if planned.error:
@@ -90,10 +89,8 @@ def sharing(environ: Mapping[str, str], seen: GpuSurvey, host: str) -> list[Find
     notes = [words_of_mps(note) for note in planned.notes]
     if not planned.groups:
         return [Finding(check, "; ".join(notes))]
-    most = min(most_clients(gpu, found.cuda) for gpu in seen.gpus)
-    ready = f"{found.control}, for at most {most} workers on a GPU"
     alone = [f"{gpu.name} needs it for more than one" for gpu in seen.gpus if gpu.mode != "default"]
-    return [Finding(check, "; ".join([ready, *alone, *notes]))]
+    return [Finding(check, "; ".join([found.control, *alone, *notes]))]
 
 
 def cpus_of_workers(where: Allocation, seen: GpuSurvey) -> list[Finding]:

@@ -371,11 +371,6 @@ def _add_output(add: Add, own: Add) -> None:
         "node_exporter (docs/watching.md)",
     )
     own(
-        "--metrics-ranks",
-        action="store_true",
-        help="include metrics of what each rank does and uses",
-    )
-    own(
         "--notify",
         type=values.given,
         metavar="COMMAND",

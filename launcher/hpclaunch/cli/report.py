@@ -52,11 +52,11 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
         report_page.write_file(options.html, made, launches, runs, directories)
     else:
         logs = str(directories[-1])
-        write("\n".join(map(harmless, text(made, logs, _local_time))) + "\n")
+        write("\n".join(map(harmless, text(made, logs, local_time))) + "\n")
     return 0
 
 
-def _local_time(form: str, at: float) -> str:
+def local_time(at: float, form: str) -> str:
     return time.strftime(form, time.localtime(at))
 
 

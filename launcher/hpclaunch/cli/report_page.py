@@ -24,6 +24,7 @@ from hpclaunch.observe.launches import Launch, round_ends
 from hpclaunch.system.logs import history_files, stack_files
 
 from . import launch_ledgers
+from .report import local_time
 
 if TYPE_CHECKING:
     from hpclaunch.core.hangs.tracebacks import HangStacks
@@ -55,7 +56,7 @@ def write_file(
             raise UsageError(f"cannot read {directory}: {e.strerror or e}") from e
     logs = [str(directory) for directory in directories]
     seen = (pasts, histories, stacks)
-    page = job_page(report, launches, *seen, _local, logs=logs, version=__version__)
+    page = job_page(report, launches, *seen, local_time, logs=logs, version=__version__)
     data = html(page).encode(errors="replace")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -81,7 +82,7 @@ def html(page: JobPage) -> str:
     data = {
         "begin": page.begin,
         "end": page.end,
-        "offset": page.offset,
+        "offset": time.localtime(page.begin).tm_gmtoff,  # of the local time from UTC, in seconds
         **msgspec.to_builtins(page.time_line),
         "charts": [msgspec.to_builtins(chart) for chart in (*page.charts, *page.gpu_charts)],
         "ledger": [msgspec.to_builtins(row) for row in page.ledger],
@@ -100,7 +101,3 @@ def _source(name: str) -> str:
 def _checksum(text: str) -> str:
     """Return the checksum as a Content-Security-Policy writes it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _local(at: float, form: str) -> str:
-    return time.strftime(form, time.localtime(at))

@@ -40,8 +40,6 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError("--requeue and --chain contradict each other: a chain is one of jobs")
     if options.requeue_on and not another_run(options):
         raise UsageError("--requeue-on says when to requeue a job: add --requeue")
-    if options.metrics_ranks and options.metrics is None:
-        raise UsageError("--metrics-ranks needs --metrics, to know where the metrics go")
     if options.resume_with is None:
         return
     if PLACEHOLDER not in options.resume_with and (other := IN_BRACES.search(options.resume_with)):

@@ -23,8 +23,7 @@ from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.protocol.wording import harmless_json
-from hpclaunch.observe.job_list import job_line, job_list
-from hpclaunch.observe.job_screen import job_screen
+from hpclaunch.observe.job_screen import job_line, job_list, job_screen
 from hpclaunch.observe.text_style import TextStyle
 
 from . import say, write

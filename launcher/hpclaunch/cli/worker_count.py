@@ -26,7 +26,6 @@ class Count:
     nproc: int
     gpus: tuple[Gpu, ...] = ()  # AMD's only where their number matters
     selector: str = CUDA
-    cuda: tuple[int, int] = (0, 0)  # the newest version that the driver supports
     broken: tuple[Finding, ...] = ()  # GPUs that did not answer
     notes: tuple[LaunchNote, ...] = ()
 
@@ -110,7 +109,7 @@ def count_workers(
         notes.append(LaunchNote(host, LaunchNoteKind.NO_GPU, {"cpus": cpus}))
     else:
         count = 1
-    return Count(count, found.gpus, selector, found.cuda, _broken(found, environ), tuple(notes))
+    return Count(count, found.gpus, selector, _broken(found, environ), tuple(notes))
 
 
 def _broken(found: inventory.GpuSurvey, environ: Mapping[str, str]) -> tuple[Finding, ...]:

@@ -1,8 +1,8 @@
 """Metrics of one launch, by the conventions of Prometheus: base units, Unix times, names that end
 in the unit, and labels with few values.
 
-Every agent offers the metrics of its node, and the head also those of the job. So the size of a
-scrape does not grow with the job, except for the metrics of each rank, which are optional.
+Every agent offers the metrics of its node, and the head also those of the job. None is of a single
+rank, so the size of a scrape does not grow with the job.
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ def job_metrics(
     report: JobReport | None,
     ended: Mapping[str, int],
     version: str,
-    *,
-    ranks: bool = False,
 ) -> list[MetricFamily]:
     """Return the metrics. `report` is that of the launch, if this agent leads. `ended` has the
-    number of rounds that ended early, by cause. `version` is hpclaunch's. `ranks`: also those of
-    each rank.
+    number of rounds that ended early, by cause. `version` is hpclaunch's.
     """
     job = launch.job
     families = _Families({"hpc_job": launch.slurm_id or launch.name, "launch": launch.name})
@@ -47,8 +44,6 @@ def job_metrics(
     _add_ends(families, job, launch.time, ended)
     if report is not None:
         _add_ledger(families, report)
-    if ranks:
-        _add_ranks(families, job)
     return families.found
 
 
@@ -170,19 +165,3 @@ def _add_gpus(families: _Families, launch: LaunchSnapshot) -> None:
 
 def _gpu_labels(gpu: NodeGpu, host: str) -> Labels:
     return {"gpu": str(gpu.index), "UUID": gpu.uuid, "Hostname": host}
-
-
-def _add_ranks(families: _Families, job: JobSnapshot) -> None:
-    workers = [
-        ({"rank": str(worker.rank), "node": agent.host}, worker)
-        for agent in job.running
-        for worker in agent.workers
-    ]
-    phases = [(labels | {"phase": worker.phase}, 1.0) for labels, worker in workers]
-    families.add("rank_phase", "1 for the phase that the rank is in.", phases)
-    steps = [(labels, worker.steps) for labels, worker in workers]
-    families.add("rank_steps", "Optimizer steps of the rank in this round.", steps)
-    cpus = [(labels, worker.cpu) for labels, worker in workers]
-    families.add("rank_cpus", "CPUs that the rank uses.", cpus)
-    memory = [(labels, worker.memory) for labels, worker in workers]
-    families.add("rank_memory", "Resident memory of the rank.", memory, "bytes")

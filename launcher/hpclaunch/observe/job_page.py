@@ -19,10 +19,9 @@ from . import page_lanes as lanes
 from .job_report import EndReport, JobOutcome, JobReport
 from .launch_past import Happening, HappeningKind, LaunchPast
 from .launches import Launch, job_entries, round_ends
-from .text_style import DAY, seat_time
-from .time_axis import UNITS, LocalTime, TimeAxis, ahead
+from .page_lanes import UNITS, TimeAxis
+from .text_style import DAY, LocalTime, seat_time
 
-MOST_ENDS = 100  # of rounds: the first one, and the last ones
 MOST_TEXT = 200_000  # characters of output and stacks on a page
 MOST_MARKS = 400  # of each kind; of marks at nearly the same place, only the first is drawn
 MOST_EVENTS = 200
@@ -141,7 +140,6 @@ class JobPage:
     facts: tuple[KeyFigure, ...]
     begin: float
     end: float
-    offset: int  # seconds by which the local time is ahead of UTC
     time_line: TimeLine
     charts: tuple[Chart, ...]
     gpu_charts: tuple[Chart, ...]
@@ -150,7 +148,6 @@ class JobPage:
     seat: str
     steps_seen: bool
     ends: tuple[EndCard, ...]
-    ends_left_out: int
     events: tuple[tuple[str, str, str, str], ...]  # time, kind, text, anchor or ""
     events_left_out: int
     logs: tuple[str, ...]
@@ -192,7 +189,6 @@ def job_page(
         facts=tuple(_facts(report, pasts.values(), histories, local)),
         begin=axis.begin,
         end=axis.end,
-        offset=ahead(axis.begin, local),
         time_line=_time_line(launches, rows, happened, axis),
         charts=_charts(report, launches, histories, points, axis),
         gpu_charts=_gpu_charts(points, axis),
@@ -201,7 +197,6 @@ def job_page(
         seat=report.seat,
         steps_seen=report.steps_seen,
         ends=tuple(_cards(report.ends, stacks, clock)),
-        ends_left_out=max(0, len(report.ends) - MOST_ENDS),
         events=tuple((clock(h.at), h.kind, h.text, h.link) for h in happened[-MOST_EVENTS:]),
         events_left_out=max(0, len(happened) - MOST_EVENTS),
         logs=tuple(map(harmless, logs)),
@@ -267,15 +262,13 @@ def _happened(
     # Each head records the newest checkpoint that it finds, so one save may be recorded repeatedly.
     happenings = [each for past in pasts for each in past.happenings]
     found = list({(round(each.at), each.text): each for each in happenings}.values())
-    shown = set(_shown(len(reports)))
     for i, (report, end) in enumerate(zip(reports, ends, strict=True)):
         who = f", {report.who}" if report.who else ""
         text = plain(f"round {report.round} ended: {report.cause}{who}")
         kind = HappeningKind.CHANGE if report.cause in WANTED else HappeningKind.FAULT
         first = end.failures[0] if report.who else None
         host, rank = ("", None) if first is None else (first.host, first.rank)
-        link = f"end-{i}" if i in shown else ""
-        found.append(Happening(report.at, kind, text, host, rank, link))
+        found.append(Happening(report.at, kind, text, host, rank, f"end-{i}"))
     return sorted(found, key=lambda happening: happening.at)
 
 
@@ -396,10 +389,11 @@ def _charts(
 ) -> tuple[Chart, ...]:
     rates = curves.step_rates(histories)
     seen = curves.losses(job_entries(launches), steps_seen=report.steps_seen)
+    goodput = [[(loss.at, loss.goodput) for loss in seen[1:]]] if seen[1:] else []
     why = "no optimizer steps were seen" if not report.steps_seen else "it was not noted"
     return (
         _chart("Steps per second", axis, [("steps per second", "one", rates)], _number, why),
-        _goodput(seen, axis),
+        _chart("Goodput so far", axis, [("goodput", "one", goodput)], _share, why, top=100.0),
         _lost(seen, axis, report.seat),
         _chart(
             "Memory of a rank",
@@ -458,13 +452,6 @@ def _chart(
     return Chart(name, written.unit, top, tuple(drawn), "" if drawn else empty)
 
 
-def _goodput(seen: Sequence[curves.Loss], axis: TimeAxis) -> Chart:
-    line = [(loss.at, loss.goodput) for loss in seen[1:]]
-    last = share(line[-1][1]) if line else ""
-    points = curves.points([line], axis, _share.factor)
-    return Chart("Goodput so far", _share.unit, 100.0, (Drawn("goodput", "one", points, last),))
-
-
 def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:
     """Return the chart of lost time: stacked areas with points at the same times."""
     step = -(-len(seen) // (curves.MOST_POINTS - 1)) or 1
@@ -519,19 +506,11 @@ def _ledger(report: JobReport) -> Iterable[LedgerRow]:
 # Failures
 
 
-def _shown(number: int) -> list[int]:
-    """Return the indexes of the ends that are shown: the first one, and the last ones."""
-    if number <= MOST_ENDS:
-        return list(range(number))
-    return [0, *range(number - MOST_ENDS + 1, number)]
-
-
 def _cards(
     ends: Sequence[EndReport], stacks: Sequence[HangStacks], clock: Callable[[float], str]
 ) -> Iterable[EndCard]:
     room = MOST_TEXT
-    for i in _shown(len(ends)):
-        end = ends[i]
+    for i, end in enumerate(ends):
         tail, room = _fitting(end.tail, room)
         found = _stacks_of(end, stacks) if end.cause == EndCause.HANG.value else None
         shown = []

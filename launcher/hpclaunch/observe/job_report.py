@@ -34,8 +34,6 @@ class EndReport:
 
 
 class JobOutcome(str, Enum):
-    """The result of a job."""
-
     DONE = "done"
     UNFINISHED = "not finished"  # another run can continue it
     ENDED = "ended"  # by the user

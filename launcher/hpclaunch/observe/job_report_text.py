@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 
 from ..core.protocol.facts import Category
 from ..core.protocol.wording import count, plain, signal_name, some
 from .job_report import EndReport, JobOutcome, JobReport
-from .text_style import seat_time
+from .text_style import LocalTime, seat_time
 
 WIDTH = 80
 MOST_ENDS = 3  # shown ends of rounds; others are counted
@@ -16,7 +15,7 @@ MOST_EVIDENCE = 2  # shown frames of a stack
 NODES = 4  # shown names
 LONG = 20 * 3600  # seconds of a job after which times are shown with their day
 BAR = 22  # characters of a full bar
-LocalTime = Callable[[str, float], str]  # strftime of a time in seconds since 1970
+MOMENT = "%Y-%m-%d %H:%M:%S"
 
 
 def text(report: JobReport, logs: str, local: LocalTime) -> list[str]:
@@ -35,7 +34,7 @@ def _head(report: JobReport, local: LocalTime) -> list[str]:
     names = some(report.launches, 3)
     nodes = f" on {some(report.nodes, NODES)}" if report.nodes else ""
     seats = count(round(report.seats), report.seat)
-    when = f"{_moment(report.begin, local)} to {_moment(report.end, local)}"
+    when = f"{local(report.begin, MOMENT)} to {local(report.end, MOMENT)}"
     lasted = seat_time(report.end - report.begin)
     lines = [f"{names}{nodes}: {seats}", f"{when}, {lasted}"]
     rounds = f"{count(report.rounds, 'round')}"
@@ -76,7 +75,7 @@ def _ends(report: JobReport, local: LocalTime) -> list[str]:
     shown = report.ends[:1] + report.ends[max(1, len(report.ends) - MOST_ENDS + 1) :]
     form = "%b %d %H:%M:%S" if report.end - report.begin > LONG else "%H:%M:%S"
     for end in shown:
-        lines += _end(end, local(form, end.at))
+        lines += _end(end, local(end.at, form))
     if len(report.ends) > len(shown):
         lines.append(f"  and {len(report.ends) - len(shown)} more: see --json")
     return lines
@@ -102,7 +101,3 @@ def why(end: EndReport) -> str:
 
 def _cut(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
-
-
-def _moment(at: float, local: LocalTime) -> str:
-    return local("%Y-%m-%d %H:%M:%S", at)

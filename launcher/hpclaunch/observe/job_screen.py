@@ -1,4 +1,6 @@
-"""The screen of one launch: its state, its progress, its failures, and its nodes or ranks."""
+"""The screen of one launch: its state, its progress, its failures, and its nodes or ranks; and the
+list of several launches.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,12 @@ from ..core.protocol.job_snapshot import (
     AgentState,
     JobSnapshot,
     LaunchSnapshot,
-    step_of,
-    steps_of,
 )
 from ..core.protocol.model import RankVitals
 from ..core.protocol.stages import Stage
 from ..core.protocol.values import replace, value
-from ..core.protocol.wording import count, size, some
-from .text_style import Cell, Colour, TextStyle, duration, gib, rate
+from ..core.protocol.wording import count, plain, size, some
+from .text_style import Cell, Colour, TextStyle, duration, gib, rate, short_rate
 
 FEW_RANKS = 8  # shown one by one
 MOST_ROWS, MOST_TROUBLE = 16, 5  # nodes
@@ -45,8 +45,6 @@ UNKNOWN = "-"
 
 @value(frozen=True)
 class RankRow:
-    """One rank in a table."""
-
     rank: int
     host: str
     step: int
@@ -237,7 +235,7 @@ def _node_row(agent: AgentSnapshot, *, gpus: bool) -> list[Cell]:
         agent.host,
         state if colour is None else (state, colour),
         ranges.written(ranks) if agent.ranks else "",
-        f"{made:,}" if (made := step_of(agent) or steps_of(agent)) else "",
+        f"{made:,}" if (made := agent.step or agent.made) else "",
         f"{sum(w.cpu for w in workers):.0%}" if workers else "",
         gib(sum(w.memory for w in workers)) if workers else "",
     ]
@@ -281,3 +279,43 @@ def _rank_row(row: RankRow, *, gpus: bool) -> list[Cell]:
         gib(worker.memory) if worker is not None else UNKNOWN,
     ]
     return [*cells, *([_gpus(row.gpus)] if gpus else [])]
+
+
+# Several launches
+
+
+def job_list(
+    launches: Sequence[LaunchSnapshot], others: Sequence[tuple[str, str]], style: TextStyle
+) -> list[str]:
+    """Return the lines. `others` are jobs that do not answer: their names, and what is known."""
+    rows: list[list[Cell]] = [_row(launch) for launch in launches]
+    rows += [[name, "", "", "", "", (what, Colour.FAINT)] for name, what in others]
+    titles = ("job", "ranks", "steps", "pace", "checkpoint", "does")
+    return style.table(titles, rows, "lrrrrl")
+
+
+def _row(launch: LaunchSnapshot) -> list[Cell]:
+    job = launch.job
+    if job is None:
+        return [launch.name, "", "", "", "", led_from(launch)]
+    age = None if job.checkpoint is None else job.checkpoint.age
+    return [
+        launch.name,
+        str(job.ranks or ""),
+        f"{job.step or job.steps:,}" if job.steps else "",
+        short_rate(job.pace) if job.pace else "",
+        "" if age is None else f"{duration(age)} old",
+        doing(job),
+    ]
+
+
+def job_line(launch: LaunchSnapshot) -> str:
+    """Return the line of a launch without columns, for a file."""
+    job = launch.job
+    if job is None:
+        return f"{launch.name}: it {led_from(launch)}"
+    facts = [doing(job), f"round {job.round}", f"{job.ranks} ranks" if job.ranks else ""]
+    facts += [how_far(job), rate(job.pace) if job.pace else "", ending(job)]
+    is_silent = launch.old is not None and job.stage is not Stage.ENDED
+    facts += ["no longer answers" if is_silent else ""]
+    return plain(f"{launch.name}: {', '.join(filter(None, facts))}")

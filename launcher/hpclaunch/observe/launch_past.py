@@ -35,8 +35,6 @@ class Happening:
 
 @value(frozen=True)
 class Save:
-    """A complete checkpoint."""
-
     at: float  # seconds since the epoch
     step: int | None
 

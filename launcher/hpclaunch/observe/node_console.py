@@ -149,12 +149,6 @@ def words_of_node(fact: facts.NodeFact) -> str:
         case facts.MpsBypassed(host=host, ranks=ranks):
             names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
             return f"{names} on {host} {WITHOUT_MPS}"
-        case facts.ForeignMpsCrowded(host=host, directory=directory, present=present, room=room):
-            return (
-                f"on {host}: the MPS daemon at {directory} has {present} clients already, and room "
-                f"for {room} beside the workers of a GPU: CUDA may refuse the last ones. Start "
-                "fewer (--nproc)"
-            )
         case _:
             return f"on {fact.host}: {words_of_mps(fact)}"
 
@@ -182,12 +176,6 @@ def words_of_mps(note: facts.MpsNote) -> str:
             return f"MPS: {where}, which hpclaunch did not start and leaves running"
         case facts.ForeignMpsRefused(why=why):
             return why
-        case facts.FewConnections(connections=connections, most=most):
-            return (
-                f"CUDA_DEVICE_MAX_CONNECTIONS={connections}: each worker under MPS reserves "
-                f"{connections} of its GPU's connections, so fewer workers fit. Leave it unset, or "
-                f"set it to at most {most}"
-            )
 
 
 def words_of_another_run(fact: facts.AnotherRun) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 
 from ..core.head.round_shares import BEFORE_STEPS, sums
 from ..core.member.moments import AgentHistory, GpusMoment, WorkersMoment
 from ..core.protocol.facts import Category, SeatSeconds
 from ..core.protocol.model import Doing
 from ..core.protocol.values import value
-from .ledger_entries import LedgerEntry
-from .time_axis import TimeAxis
+from .ledger_entries import LedgerEntry, scaled
+from .page_lanes import TimeAxis, job_bars
 
 MOST_POINTS = 400  # of a curve
 LEAST = 15.0  # seconds over which a rate is taken: an agent learns the steps every five
@@ -24,10 +24,6 @@ FEWEST = 10.0  # seconds that become one point, at least
 OVERHEAD = (*BEFORE_STEPS, Category.SAVING)
 FAULTS = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.LOST)
 IDLE = (Category.SCRIPT, Category.WAITING, Category.SPARE, Category.END, Category.UNKNOWN)
-
-# A round goes through BEFORE_STEPS, WHILE and AFTER in this order, beside the other categories.
-WHILE = (Category.TRAINING, Category.SAVING)
-AFTER = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.END)
 
 Point = tuple[float, float]  # time, value
 Curve = list[list[Point]]  # pieces, with gaps between them
@@ -45,8 +41,8 @@ class Loss:
 
 
 def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
-    """Return the losses until the end of each entry, and until the begin and the end of the
-    training of each round. Without `steps_seen`, all time after the rendezvous is training.
+    """Return the losses until the end of each bar of the job on the time line. Without
+    `steps_seen`, all time after the rendezvous is training.
     """
     found: list[Loss] = []
     spent: SeatSeconds = {}
@@ -68,27 +64,18 @@ def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
     return found
 
 
-def _parts(entry: LedgerEntry) -> list[tuple[float, SeatSeconds]]:
-    """Split an entry into the time before, during and after the training that counts. Each part has
-    its end. Categories without a place in this order are spread evenly.
+def _parts(entry: LedgerEntry) -> Iterator[tuple[float, SeatSeconds]]:
+    """Split an entry at the ends of its bars. Saves are in the bar of the training, as on the time
+    line. Other categories without a bar are spread evenly.
     """
-    length = entry.end - entry.begin
-    if entry.trained is None or length <= 0:
-        return [(entry.end, dict(entry.spent))]
-    begin, end = (min(entry.end, max(entry.begin, at)) for at in entry.trained)
-    edges = (entry.begin, begin, end, entry.end)
-    parts: list[SeatSeconds] = [{}, {}, {}]
-    for category, seconds in entry.spent.items():
-        if category in BEFORE_STEPS and begin > entry.begin:
-            parts[0][category] = seconds
-        elif category in WHILE and end > begin:
-            parts[1][category] = seconds
-        elif category in AFTER and entry.end > end:
-            parts[2][category] = seconds
-        else:
-            for part, (since, until) in zip(parts, pairwise(edges), strict=True):
-                part[category] = seconds * (until - since) / length
-    return list(zip(edges[1:], parts, strict=True))
+    bars = job_bars([entry])
+    beside = dict(entry.spent)
+    in_bars = {bar.category: {bar.category: beside.pop(bar.category)} for bar in bars}
+    if Category.TRAINING in in_bars and Category.SAVING in beside:
+        in_bars[Category.TRAINING][Category.SAVING] = beside.pop(Category.SAVING)
+    for bar in bars if entry.end > entry.begin else ():
+        share = (bar.end - bar.begin) / (entry.end - entry.begin)
+        yield bar.end, sums((in_bars[bar.category], scaled(beside, share)))
 
 
 def step_rates(histories: Iterable[AgentHistory]) -> Curve:

@@ -1,4 +1,6 @@
-"""The lanes of the time line: what the whole job did, and each node or rank."""
+"""The time line of a page: its axis, and its lanes with what the whole job did, and each node or
+rank.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,6 @@ from ..core.protocol.facts import Category
 from ..core.protocol.model import Doing
 from ..core.protocol.values import replace, value
 from .ledger_entries import LedgerEntry
-from .time_axis import UNITS, TimeAxis
 
 FEW_RANKS = 16  # with a lane each; with more ranks, each node has one
 MOST_LANES = 96  # of more nodes, several consecutive ones share a lane
@@ -27,7 +28,27 @@ IN_ORDER = (
     *(Category.RESTART, Category.END, Category.UNKNOWN),
 )
 BESIDE = (Category.WAITING, Category.SPARE, Category.LOST)
+UNITS = 20_000  # of a drawing, from its left to its right
 BEFORE_STEPS = (Doing.START, Doing.IMPORTS, Doing.RENDEZVOUS, Doing.LOADING)
+
+
+@value(frozen=True)
+class TimeAxis:
+    """From `begin` to `end`, in seconds since the epoch: at least one second."""
+
+    begin: float
+    end: float
+
+    @property
+    def length(self) -> float:
+        return self.end - self.begin
+
+    def share(self, at: float) -> float:
+        return min(1.0, max(0.0, (at - self.begin) / self.length))
+
+    def x(self, at: float) -> int:
+        """Return the place in units of a drawing."""
+        return round(UNITS * self.share(at))
 
 
 @value(frozen=True)

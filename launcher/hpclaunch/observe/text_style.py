@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ class Colour(Enum):
 
 
 Cell: TypeAlias = "str | tuple[str, Colour]"
+LocalTime: TypeAlias = Callable[[float, str], str]  # writes a time in the form of strftime
 
 
 @value(frozen=True)

@@ -9,8 +9,6 @@ from ..core.protocol.job_snapshot import (
     AgentSnapshot,
     JobSnapshot,
     LaunchSnapshot,
-    step_of,
-    steps_of,
 )
 from ..core.protocol.values import replace, value
 from .job_screen import RankRow, head_lines, nodes_table, ranks_table
@@ -31,7 +29,7 @@ class Sort(Enum):
 KEYS: dict[str, Sort] = {sort.value[0]: sort for sort in Sort}
 OF_NODES: dict[Sort, Callable[[AgentSnapshot], float]] = {
     Sort.ORDER: lambda agent: agent.index,
-    Sort.STEP: lambda agent: step_of(agent) or steps_of(agent),
+    Sort.STEP: lambda agent: agent.step or agent.made,
     Sort.CPU: lambda agent: -sum(worker.cpu for worker in agent.workers),
     Sort.MEMORY: lambda agent: -sum(worker.memory for worker in agent.workers),
 }

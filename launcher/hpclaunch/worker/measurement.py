@@ -48,7 +48,6 @@ from hpclaunch.core.health.measurement_rules import (  # noqa: E402
     Link,
     RankMeasurement,
     Speed,
-    judge,
     report,
     schedule,
 )
@@ -300,9 +299,8 @@ def conclude(
     plan: Mapping[str, Any], measured: list[RankMeasurement], links: list[Link], path: str
 ) -> None:
     """Write the rows of the doctor's table to the file `path`."""
-    found = judge(measured, links)
     planned = sum(map(len, plan["partners"].values())) // 2
-    rows = report(measured, links, found, plan["backend"], planned)
+    rows = report(measured, links, plan["backend"], planned)
     draft = f"{path}.tmp"
     with open(draft, "w") as f:
         json.dump([asdict(row) for row in rows], f)

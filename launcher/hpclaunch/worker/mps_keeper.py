@@ -153,8 +153,7 @@ class MpsKeeper:
             self.report(messages.Failed(number, "another round began"))
         else:
             directories = {key: front.pipes for key, front in self.fronts.items()}
-            present = len(self.fronts[""].clients() or ()) if foreign else 0
-            self.report(messages.Ready(number, directories, present))
+            self.report(messages.Ready(number, directories))
 
     def await_other_user(self, number: int, front: FrontEnd) -> None:
         """Wait until a foreign daemon serves no other user. CUDA itself would wait forever,

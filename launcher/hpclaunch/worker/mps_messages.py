@@ -49,7 +49,6 @@ class Swept(Message):
 class Ready(Message):
     number: int
     directories: dict[str, str]  # key -> where CUDA finds the daemon
-    present: int  # clients that a foreign daemon has already
 
 
 class Failed(Message):

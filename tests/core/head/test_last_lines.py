@@ -274,6 +274,11 @@ NCCL_ERROR = (
             "each process of its own that uses CUDA",
         ),
         (
+            "torch.AcceleratorError: CUDA error: the hardware resources required to support device "
+            "connections have been exhausted",
+            "Fewer fit if CUDA_DEVICE_MAX_CONNECTIONS is above 2",
+        ),
+        (
             "torch.AcceleratorError: CUDA error: invalid device ordinal\n"
             "GPU device may be out of range, do you have enough GPUs?\n"
             "CUDA kernel errors might be asynchronously reported at some other API call, so the "

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core.health.findings import Grade
+from hpclaunch.core.health.findings import Grade, Problem
 from hpclaunch.core.health.measurement_rules import (
     Fault,
     FaultKind,
@@ -20,7 +20,6 @@ from hpclaunch.core.health.measurement_rules import (
     schedule,
     tournament,
 )
-from hpclaunch.core.health.problems import Problem
 
 PER_NODE = [1, 2, 3, 5, 8]
 WRONG = Fault(FaultKind.WRONG, "a product is wrong")
@@ -241,7 +240,7 @@ def test_noise_is_not_taken_for_a_fault_and_hides_none(seed):
 def test_the_table_is_short_whatever_the_size():
     ranks = gpus(64)
     its = links(ranks, usual)
-    rows = report(ranks, its, [], "nccl", len(its))
+    rows = report(ranks, its, "nccl", len(its))
     assert [row.finding.check for row in rows] == ["compute", "memory speed", "links", "links"]
     assert all(row.finding.grade is Grade.OK and len(row.hosts) == 64 for row in rows)
     assert rows[0].finding.found.startswith("256 x NVIDIA H200, bfloat16: median 700 TFLOP/s")
@@ -252,7 +251,7 @@ def test_a_fault_has_its_host_and_advice():
     ranks = gpus(2)
     ranks[5] = replace(ranks[5], compute=None, fault=WRONG)
     ranks[0] = replace(ranks[0], compute=same(10.0))
-    *_, wrong, slow = report(ranks, [], judge(ranks, []), "nccl", 0)
+    *_, wrong, slow = report(ranks, [], "nccl", 0)
     assert (wrong.finding.grade, wrong.hosts) == (Grade.FAIL, ("n2",))
     assert (slow.finding.grade, slow.hosts) == (Grade.WARN, ("n1",))
     assert wrong.finding.advice
@@ -273,13 +272,13 @@ def test_each_kind_of_fault_has_its_own_problem(kind, of_rank, of_link):
     its = [Link((0, 1), None, Fault(kind, "why"))]
     found = judge(ranks, its)
     assert [(f.problem, f.ranks) for f in found] == [(of_rank, (3,)), (of_link, (0, 1))]
-    rows = report(ranks, its, found, "nccl", 1)
+    rows = report(ranks, its, "nccl", 1)
     assert [row.finding.grade for row in rows[-2:]] == [Grade.FAIL, Grade.FAIL]
 
 
 def test_pairs_that_were_not_measured_are_counted():
     ranks = gpus(2)
     its = links(ranks, usual)
-    *_, row = report(ranks, its[:-3], [], "nccl", len(its))
+    *_, row = report(ranks, its[:-3], "nccl", len(its))
     assert row.finding.grade is Grade.WARN
     assert row.finding.found.startswith(f"3 of {len(its)} pairs not measured: ")

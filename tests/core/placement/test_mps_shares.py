@@ -13,24 +13,21 @@ from hpclaunch.core.placement.mps_shares import (
     MpsSupport,
     Plan,
     Settings,
-    crowded,
     environment,
-    most_clients,
     pipes_of,
     wanted,
 )
 from hpclaunch.core.protocol.model import Share
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.observe.console import words
 from hpclaunch.observe.node_console import words_of_mps
 
-HERE = MpsSupport("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
+HERE = MpsSupport("/usr/bin/nvidia-cuda-mps-control")
 plan, without = (partial(f, host="n0") for f in (mps_shares.plan, mps_shares.without))
 ON, AUTO, OFF = Settings("on"), Settings("auto"), Settings("off")
 
 
 def gpus(n=2, **fields):
-    return tuple(Gpu(f"{i}", f"GPU-{i}", i, **{"capability": (9, 0), **fields}) for i in range(n))
+    return tuple(Gpu(f"{i}", f"GPU-{i}", i, **fields) for i in range(n))
 
 
 def notes_of(plan):
@@ -59,39 +56,27 @@ def test_whether_mps_has_anything_to_do(settings, nproc, n, expected):
 
 def test_one_daemon_for_each_gpu_that_is_shared():
     decided = plan(AUTO, shares(3), gpus(), HERE)
-    assert decided == Plan(groups=(Group(("GPU-0",), 2, owned=True),))
-
-
-@pytest.mark.parametrize(
-    ("connections", "noted"), [("", False), ("1", False), ("2", False), ("8", True), ("x", False)]
-)
-def test_connections_that_clients_keep_to_themselves(connections, noted):
-    for found in (HERE, replace(HERE, foreign="/tmp/nvidia-mps")):
-        there = replace(found, connections=connections)
-        *_, last = "", *notes_of(plan(AUTO, shares(3), gpus(), there))
-        assert last.startswith("CUDA_DEVICE_MAX_CONNECTIONS=8: each worker") is noted
-    alone = plan(AUTO, shares(2), gpus(), replace(HERE, connections=connections))
-    assert alone == Plan()
+    assert decided == Plan(groups=(Group(gpus(1), 2, owned=True),))
 
 
 def test_on_means_every_gpu_that_has_a_worker():
     assert plan(ON, shares(3, 4), gpus(4), HERE).groups == tuple(
-        Group((f"GPU-{i}",), 1, owned=True) for i in range(3)
+        Group((gpu,), 1, owned=True) for gpu in gpus(3)
     )
 
 
 def test_a_worker_of_several_gpus_has_one_daemon_for_them():
     assert plan(AUTO, shares(4, 4, per_worker=2), gpus(4), HERE).groups == (
-        Group(("GPU-0", "GPU-1"), 2, owned=True),
-        Group(("GPU-2", "GPU-3"), 2, owned=True),
+        Group(gpus(4)[:2], 2, owned=True),
+        Group(gpus(4)[2:], 2, owned=True),
     )
 
 
 def test_of_two_agents_that_share_a_gpu_the_first_has_the_daemon():
     tasks = [Task(1, ("GPU-0",)), Task(1, ("GPU-0",))]
     first, second = share_out(tasks, per_worker=1, isolate=False)
-    assert plan(AUTO, first, gpus(1), HERE).groups == (Group(("GPU-0",), 2, owned=True),)
-    assert plan(AUTO, second, gpus(1), HERE).groups == (Group(("GPU-0",), 2, owned=False),)
+    assert plan(AUTO, first, gpus(1), HERE).groups == (Group(gpus(1), 2, owned=True),)
+    assert plan(AUTO, second, gpus(1), HERE).groups == (Group(gpus(1), 2, owned=False),)
 
 
 def test_what_is_left_when_no_daemon_can_be_had():
@@ -101,20 +86,6 @@ def test_what_is_left_when_no_daemon_can_be_had():
     assert without(ON, shares(2), gpus(), "it did not start").error == "--mps on: it did not start"
     error = without(AUTO, shares(4), gpus(mode="exclusive"), "it did not start").error
     assert "its compute mode is EXCLUSIVE_PROCESS, and it did not start" in error
-
-
-@pytest.mark.parametrize(
-    ("capability", "cuda", "most"),
-    [
-        ((9, 0), (13, 1), 60),
-        ((7, 0), (13, 0), 48),
-        ((9, 0), (12, 4), 48),
-        ((6, 1), (13, 1), 16),
-        ((0, 0), (0, 0), 48),  # unknown
-    ],
-)
-def test_most_clients(capability, cuda, most):
-    assert most_clients(Gpu("0", "GPU-0", capability=capability), cuda) == most
 
 
 DEFAULT, EXCLUSIVE = gpus(1), gpus(1, mode="exclusive")
@@ -135,18 +106,13 @@ CANNOT = "GPU 0: several workers cannot share it without MPS"
         (AUTO, 2, EXCLUSIVE, HERE, ""),
         (AUTO, 1, EXCLUSIVE, NOWHERE, ""),
         (AUTO, 2, EXCLUSIVE, NOWHERE, f"{CANNOT}.*nvidia-cuda-mps-control is not in PATH"),
-        (AUTO, 61, EXCLUSIVE, HERE, f"{CANNOT}.*more clients than MPS takes.* is 60"),
         (OFF, 2, EXCLUSIVE, NOWHERE, f"{CANNOT}.*--mps is off. Use --mps auto"),
         (OFF, 1, EXCLUSIVE, NOWHERE, ""),
         (AUTO, 2, gpus(1, mode="exclusive", mig=True), HERE, "MIG GPU-0: .* --mps on starts"),
         (OFF, 2, DEFAULT, NOWHERE, ""),
         # What was asked for is not there.
         (ON, 1, DEFAULT, NOWHERE, "--mps on: GPU 0: nvidia-cuda-mps-control is not in PATH"),
-        (ON, 61, DEFAULT, HERE, "--mps on: GPU 0: .* Start at most 60 workers per GPU"),
-        (ON, 17, gpus(1, capability=(6, 0)), HERE, "--mps on: GPU 0: .* at most 16 workers"),
-        (ON, 60, DEFAULT, HERE, ""),
         (ON, 2, gpus(1, mig=True), HERE, ""),
-        (AUTO, 61, DEFAULT, replace(HERE, foreign="/pipes"), "61 workers .*takes 60"),
     ],
 )  # fmt: skip
 def test_what_cannot_work(settings, nproc, there, found, error):
@@ -163,7 +129,6 @@ def test_what_cannot_work(settings, nproc, there, found, error):
     ("nproc", "there", "found", "note"),
     [
         (2, DEFAULT, NOWHERE, "nvidia-cuda-mps-control is not in PATH. It comes with"),
-        (61, DEFAULT, HERE, "61 workers would be more clients than MPS takes there, which is 60"),
         (2, gpus(1, mig=True), HERE, "it is an instance of a GPU (MIG). --mps on starts a daemon"),
     ],
 )
@@ -186,23 +151,13 @@ def test_an_exclusive_gpu_without_mps_has_a_way_out():
 
 
 def test_a_foreign_daemon_is_used_and_none_is_ours():
-    planned = plan(AUTO, shares(4), gpus(), MpsSupport(HERE.control, "/tmp/nvidia-mps", (12, 0)))
+    planned = plan(AUTO, shares(4), gpus(), MpsSupport(HERE.control, "/tmp/nvidia-mps"))
     assert planned.groups == ()
     assert planned.foreign == "/tmp/nvidia-mps"
     assert notes_of(planned) == [
         "MPS: the daemon at /tmp/nvidia-mps is used, which hpclaunch did not start and leaves "
         "running",
     ]
-
-
-@pytest.mark.parametrize(("present", "said"), [(0, False), (58, False), (59, True)])
-def test_a_foreign_daemon_that_has_clients_already(present, said):
-    """Two workers on a GPU, of the 60 clients that it takes there."""
-    planned = plan(AUTO, shares(4), gpus(), replace(HERE, foreign="/pipes"))
-    line = f"the MPS daemon at /pipes has {present} clients already, and room for 58 beside"
-    found = crowded(planned, present, "n0")
-    assert (found is not None) is said
-    assert found is None or words(found).startswith(f"on n0: {line}")
 
 
 def test_a_foreign_daemon_that_is_not_trusted_is_replaced_with_a_word():

@@ -88,10 +88,15 @@ MEANINGS = (
             "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
             "cudaErrorMpsMaxClientsReached",
             "required to create MPS client have been exhausted",
+            "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED",
+            "cudaErrorMpsMaxConnectionsReached",
+            "device connections have been exhausted",
         ),
         "MPS accepts no further clients on this GPU. Every process with a CUDA context is one: "
         "each worker, and each process of its own that uses CUDA, such as a DataLoader worker that "
-        "moves tensors to the GPU. Start fewer workers (--nproc), or use CUDA in them only.",
+        "moves tensors to the GPU. Fewer fit if CUDA_DEVICE_MAX_CONNECTIONS is above 2: leave it "
+        "unset. Else start fewer workers (--nproc), use CUDA in them only, or start without MPS "
+        "(--mps off): the workers then take turns.",
     ),
     Meaning(
         _words("is free. Process ", "memory in use. Process "),

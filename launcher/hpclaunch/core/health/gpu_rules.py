@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..protocol.wording import GIB, size
-from .findings import Finding, Grade
-from .problems import Problem
+from .findings import Finding, Grade, Problem
 from .xids import REBOOT, RESET, Fault, xid
 
 # A CUDA context takes 0.3 to 0.6 GiB, and is freed shortly after its process has ended. If more

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..protocol.wording import GIB, size
-from .findings import Finding, Grade
-from .problems import Problem
+from .findings import Finding, Grade, Problem
 
 MIB = 1 << 20
 DISK_LEAST = GIB  # a checkpoint of a model with 100 million parameters and Adam's moments

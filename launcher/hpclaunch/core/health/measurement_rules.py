@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..protocol.wording import some
-from .findings import Finding, Grade
-from .problems import COMPUTE, LINKS, MEMORY_SPEED, Problem
+from .findings import COMPUTE, LINKS, MEMORY_SPEED, Finding, Grade, Problem
 from .task_reports import Row
 
 # Up to this number of players, each meets all others; with more, each meets about log2(count).
@@ -296,7 +295,6 @@ def guilty(
 def report(
     ranks: Sequence[RankMeasurement],
     links: Sequence[Link],
-    found: Sequence[MeasuredProblem],
     backend: str,
     planned: int,
 ) -> list[Row]:
@@ -329,7 +327,7 @@ def report(
         text = f"{missing} of {planned} pairs not measured: {why}"
         advice = "repair what failed, and measure again"
         rows.append(Row(Finding(LINKS, text, Grade.WARN, advice), everywhere))
-    for each in found:
+    for each in judge(ranks, links):
         is_slow = each.problem in _SLOW
         finding = each.problem.finding(each.text, Grade.WARN if is_slow else Grade.FAIL)
         rows.append(Row(finding, tuple(dict.fromkeys(by_rank[r].host for r in each.ranks))))

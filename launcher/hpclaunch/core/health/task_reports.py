@@ -14,8 +14,6 @@ MAX_SKEW = 1.0  # seconds between two clocks
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """The findings of one task."""
-
     host: str
     findings: tuple[Finding, ...]
     clock: float = 0.0  # the time on this host when the report was sent, in seconds since 1970

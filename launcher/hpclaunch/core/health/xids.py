@@ -37,16 +37,12 @@ LINKS = "check nvidia-smi nvlink --status and the fabric manager's log"
 ENGINE = "mostly the program, or a library of it; on one GPU alone, that GPU"
 
 
-def _table(*rows: Xid) -> dict[int, Xid]:
-    return {row.number: row for row in rows}
-
-
 _COPY = {39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)}  # one per copy engine
 _LINK5 = {  # NVLink 5; NVML does not report the details that show which are fatal
     144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE",
 }  # fmt: skip
 
-XIDS = _table(
+_TABLE = (
     Xid(8, "GPU stopped processing", Fault.UNCLEAR, advice=SEEN),
     Xid(11, "invalid or corrupted push buffer stream", Fault.PROGRAM, advice=CODE),
     Xid(13, "graphics engine exception (an illegal instruction or address)", Fault.PROGRAM,
@@ -112,6 +108,7 @@ XIDS = _table(
     Xid(171, "uncorrectable DRAM error", Fault.GPU, advice=RESET),
     Xid(172, "uncorrectable SRAM error", Fault.GPU, advice=RESET),
 )  # fmt: skip
+XIDS = {each.number: each for each in _TABLE}
 
 
 def xid(number: int) -> Xid:

@@ -18,10 +18,8 @@ class Gpu:
     uuid: str  # unique on the whole node
     index: int = 0  # the number that NVML gives it, in the order of PCI addresses
     model: str = ""
-    bus: str = ""  # PCI address
     mig: bool = False
     mode: str = "default"  # the compute mode: default, exclusive or prohibited
-    capability: tuple[int, int] = (0, 0)  # the compute capability: (9, 0)
     cpus: tuple[int, ...] = ()  # the CPUs nearest to it; () if unknown
     node: int = -1  # the nearest memory node; -1 if unknown
 

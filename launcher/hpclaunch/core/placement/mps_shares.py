@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..protocol.model import Share, Shares
-from ..protocol.node_facts import (
-    FewConnections,
-    ForeignMpsCrowded,
-    ForeignMpsRefused,
-    ForeignMpsUsed,
-    MpsNote,
-    TimeSlices,
-)
+from ..protocol.node_facts import ForeignMpsRefused, ForeignMpsUsed, MpsNote, TimeSlices
 from ..protocol.values import value
 from ..protocol.wording import some
 from .devices import Gpu
@@ -21,10 +14,6 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST_CONNECTIONS = 2  # of a client; with more connections, fewer clients fit
-VOLTA = (7, 0)
-MORE_CLIENTS = (13, 1)  # the first version of CUDA whose MPS takes 60 clients
 NAMED = 3  # GPUs named in one message
 
 
@@ -43,22 +32,22 @@ class MpsSupport:
 
     control: str = ""  # the path of nvidia-cuda-mps-control; "" if there is none
     foreign: str = ""  # the pipe directory of a running foreign daemon; "" for none
-    cuda: tuple[int, int] = (0, 0)  # the newest version of CUDA that the driver supports
     refused: str = ""  # why a running foreign daemon is not used; "" if none is refused
-    connections: str = ""  # CUDA_DEVICE_MAX_CONNECTIONS; "" if it is not set
 
 
 @value(frozen=True)
 class Group:
-    """The GPUs of one daemon, normally a single GPU."""
+    """The GPUs of one daemon, normally a single GPU. Its clients are the workers that have exactly
+    these GPUs.
+    """
 
-    uuids: tuple[str, ...]
-    clients: int  # the number of workers on this node that use them
+    gpus: tuple[Gpu, ...]
+    clients: int
     owned: bool  # this agent starts and ends the daemon
 
     @property
-    def key(self) -> str:
-        return ",".join(self.uuids)
+    def uuids(self) -> list[str]:
+        return [gpu.uuid for gpu in self.gpus]
 
 
 @value(frozen=True)
@@ -67,23 +56,8 @@ class Plan:
 
     groups: tuple[Group, ...] = ()
     foreign: str = ""  # the pipe directory of the daemon that is used instead of our own
-    room: int = 0  # the clients that it can have on a GPU beside the workers
     notes: tuple[MpsNote, ...] = ()
     error: str = ""
-
-
-@value(frozen=True)
-class _Shared:
-    """A set of GPUs, and the workers that have exactly these."""
-
-    gpus: tuple[Gpu, ...]
-    clients: int
-    owned: bool
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether only one process at a time can use a GPU. That process may be an MPS server."""
-        return any(gpu.mode == "exclusive" for gpu in self.gpus)
 
 
 def wanted(settings: Settings, shares: Shares) -> bool:
@@ -103,7 +77,7 @@ def plan(
     `gpus` are those of the task, to which the positions in `shares` refer. With MPS, a worker sees
     the GPUs of its group only, so with mode "on" the shares must be isolated.
     """
-    there = _shared(shares, gpus)
+    there = _groups(shares, gpus)
     prohibited = [gpu for one in there for gpu in one.gpus if gpu.mode == "prohibited"]
     if prohibited:
         return Plan(
@@ -117,18 +91,16 @@ def plan(
     if not candidates:
         return Plan()
     if found.foreign:
-        return _with_foreign(candidates, found, host)
-    in_the_way: dict[tuple[str, str], list[_Shared]] = {}
+        return Plan(foreign=found.foreign, notes=(ForeignMpsUsed(host, found.foreign),))
+    in_the_way: dict[tuple[str, str], list[Group]] = {}
     groups = []
     for one in candidates:
         obstacle = _obstacle(one, settings, found)
         if obstacle:
             in_the_way.setdefault(obstacle, []).append(one)
         else:
-            uuids = tuple(gpu.uuid for gpu in one.gpus)
-            groups.append(Group(uuids, one.clients, one.owned))
+            groups.append(one)
     notes: list[MpsNote] = [ForeignMpsRefused(host, found.refused)] if found.refused else []
-    notes += _connections(found, host) if groups else ()
     for (why, what_to_do), hit in in_the_way.items():
         those = [gpu for one in hit for gpu in one.gpus]
         if settings.mode == "on":
@@ -146,7 +118,7 @@ def without(
     """Return the plan if the daemons cannot be started. `why` says why not."""
     if settings.mode == "on":
         return Plan(error=f"--mps on: {why}")
-    several = [one for one in _shared(shares, gpus) if one.clients > 1]
+    several = [one for one in _groups(shares, gpus) if one.clients > 1]
     error = _alone(several, why, "Ask the administrator to look at it")
     names = _names([gpu for one in several for gpu in one.gpus])
     return Plan(error=error, notes=(TimeSlices(host, names, why),))
@@ -186,20 +158,13 @@ def environment(
     return env
 
 
-def most_clients(gpu: Gpu, cuda: tuple[int, int]) -> int:
-    """Return how many clients one MPS server can have on this GPU."""
-    if (0, 0) < gpu.capability < VOLTA:
-        return 16
-    return 60 if cuda >= MORE_CLIENTS else 48
-
-
-def _shared(shares: Shares, gpus: Sequence[Gpu]) -> list[_Shared]:
+def _groups(shares: Shares, gpus: Sequence[Gpu]) -> list[Group]:
     leads = {share.gpus for share in shares.of if share.leads}
     sharers = {share.gpus: share.sharers for share in shares.of if share.gpus}
-    return [_Shared(tuple(gpus[i] for i in own), n, own in leads) for own, n in sharers.items()]
+    return [Group(tuple(gpus[i] for i in own), n, own in leads) for own, n in sharers.items()]
 
 
-def _obstacle(one: _Shared, settings: Settings, found: MpsSupport) -> tuple[str, str] | None:
+def _obstacle(one: Group, settings: Settings, found: MpsSupport) -> tuple[str, str] | None:
     """Return why no daemon can be started for these GPUs, and what to do; None if one can."""
     if settings.mode == "auto" and any(gpu.mig for gpu in one.gpus):
         return "it is an instance of a GPU (MIG)", "--mps on starts a daemon for each instance"
@@ -209,58 +174,14 @@ def _obstacle(one: _Shared, settings: Settings, found: MpsSupport) -> tuple[str,
             "It comes with NVIDIA's driver: ask the administrator, or in a container bind it and "
             "nvidia-cuda-mps-server from the host",
         )
-    most = _most(one, found)
-    if one.clients > most:
-        return (
-            f"{one.clients} workers would be more clients than MPS takes there, which is {most}",
-            f"Start at most {most} workers per GPU (--nproc)",
-        )
     return None
 
 
-def _most(one: _Shared, found: MpsSupport) -> int:
-    return min(most_clients(gpu, found.cuda) for gpu in one.gpus)
-
-
-def _with_foreign(candidates: list[_Shared], found: MpsSupport, host: str) -> Plan:
-    for one in candidates:
-        most = _most(one, found)
-        if one.clients > most:
-            return Plan(
-                error=f"{_named(one.gpus)}: {one.clients} workers would be clients of the MPS "
-                f"daemon at {found.foreign}, which takes {most} there. Start at most {most} "
-                "workers per GPU (--nproc)"
-            )
-    room = min(_most(one, found) - one.clients for one in candidates)
-    notes: tuple[MpsNote, ...] = (
-        ForeignMpsUsed(host, found.foreign),
-        *_connections(found, host),
-    )
-    return Plan(foreign=found.foreign, room=room, notes=notes)
-
-
-def _connections(found: MpsSupport, host: str) -> tuple[FewConnections, ...]:
-    """Return a note if each client takes so many of the GPU's connections that fewer clients fit:
-    since Volta, clients do not share connections.
+def _alone(shared: list[Group], why: str, what_to_do: str) -> str:
+    """Return the error for GPUs that workers cannot share by time slices either, since only one
+    process at a time can use them; "" for none.
     """
-    if not found.connections.isdecimal() or int(found.connections) <= MOST_CONNECTIONS:
-        return ()
-    return (FewConnections(host, int(found.connections), MOST_CONNECTIONS),)
-
-
-def crowded(there: Plan, present: int, host: str) -> ForeignMpsCrowded | None:
-    """Return a note if a foreign daemon may have no room for all workers; None if it has.
-
-    The daemon has `present` clients already, and does not report on which GPUs they are.
-    """
-    if present <= there.room:
-        return None
-    return ForeignMpsCrowded(host, there.foreign, present, there.room)
-
-
-def _alone(shared: list[_Shared], why: str, what_to_do: str) -> str:
-    """Return the error for GPUs that workers cannot share by time slices either; "" for none."""
-    exclusive = [gpu for one in shared if one.exclusive for gpu in one.gpus]
+    exclusive = [gpu for one in shared for gpu in one.gpus if gpu.mode == "exclusive"]
     if not exclusive:
         return ""
     return (

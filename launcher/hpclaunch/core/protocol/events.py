@@ -177,8 +177,6 @@ class Diagnosed:
 
 @value(frozen=True)
 class WorkerExited:
-    """A worker has ended."""
-
     rank: int
     code: int
     signal: int

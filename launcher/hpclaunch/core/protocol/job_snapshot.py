@@ -16,8 +16,6 @@ FORMAT = 1  # of what `status --json` prints
 
 
 class AgentState(str, Enum):
-    """The state of a node's agent in the job."""
-
     ABSENT = "not here yet"
     PREPARING = "preparing"
     READY = "ready"  # for the next round
@@ -49,6 +47,16 @@ class AgentSnapshot:
     workers: tuple[RankVitals, ...] = ()  # () until the agent has reported
     gpus: tuple[GpuUse, ...] = ()
     gpus_of: tuple[tuple[int, ...], ...] = ()  # for each worker the positions of its GPUs in `gpus`
+
+    @property
+    def step(self) -> int:
+        """The furthest step of its ranks by the script's own count; 0 if that is not known."""
+        return max((worker.step for worker in self.workers), default=0)
+
+    @property
+    def made(self) -> int:
+        """The number of steps of its furthest rank in this round."""
+        return max((*(worker.steps for worker in self.workers), *self.steps), default=0)
 
 
 @value(frozen=True)
@@ -116,22 +124,12 @@ class JobSnapshot:
     @property
     def step(self) -> int:
         """The furthest step by the script's own count; 0 if it does not report one."""
-        return max((step_of(agent) for agent in self.running), default=0)
+        return max((agent.step for agent in self.running), default=0)
 
     @property
     def steps(self) -> int:
         """The number of steps of the furthest rank in this round."""
-        return max((steps_of(agent) for agent in self.running), default=0)
-
-
-def step_of(agent: AgentSnapshot) -> int:
-    """Return the furthest step of an agent's ranks by the script's own count."""
-    return max((worker.step for worker in agent.workers), default=0)
-
-
-def steps_of(agent: AgentSnapshot) -> int:
-    """Return the number of steps of an agent's furthest rank in this round."""
-    return max((*(worker.steps for worker in agent.workers), *agent.steps), default=0)
+        return max((agent.made for agent in self.running), default=0)
 
 
 @value(frozen=True)

@@ -31,8 +31,6 @@ EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: not finished, but can continue fro
 
 @value(frozen=True)
 class Place:
-    """The place of one agent in the job."""
-
     index: int  # position among all agents, in the order of their nodes, 0-based
     node: int  # position of its host among all hosts, 0-based
     host: str
@@ -118,8 +116,6 @@ class EndKind(str, Enum):
 
 
 class EndCause(str, Enum):
-    """The cause of the end of a round or a job."""
-
     MEMORY = "out of memory"
     GPU_MEMORY = "out of GPU memory"
     GPU = "GPU fault"
@@ -466,8 +462,6 @@ NOTHING_SPENT = Tally()
 
 @value(frozen=True)
 class Progress:
-    """The progress of an agent's workers."""
-
     steps: tuple[int, ...]  # optimizer steps of each rank, or one number if all are equal
     still: float  # seconds since the last sign of life of any worker; CPU time does not count
     busy: bool  # a worker uses the CPU
@@ -649,7 +643,5 @@ Body: TypeAlias = Evidence | Sample | Vitals
 
 @value(frozen=True)
 class Answer:
-    """The answer to a question to an agent's workers."""
-
     query: Query
     body: Body

@@ -363,30 +363,11 @@ class ForeignMpsUsed:
 
 
 @value(frozen=True)
-class ForeignMpsCrowded:
-    """A foreign MPS daemon may have no room for all workers."""
-
-    host: str
-    directory: str
-    present: int  # clients that it has already
-    room: int  # clients that it can have beside the workers
-
-
-@value(frozen=True)
 class ForeignMpsRefused:
     """A foreign MPS daemon is not trusted or cannot be asked, and so not used."""
 
     host: str
     why: str
-
-
-@value(frozen=True)
-class FewConnections:
-    """With this value of CUDA_DEVICE_MAX_CONNECTIONS, fewer workers fit on a GPU."""
-
-    host: str
-    connections: int
-    most: int  # the largest value that does not reduce the number of workers
 
 
 # Another run
@@ -411,7 +392,7 @@ class AnotherRun:
 
 
 # Notes that need no running daemon, so that `hpclaunch doctor` shows them too
-MpsNote = TimeSlices | ForeignMpsUsed | ForeignMpsRefused | FewConnections
+MpsNote = TimeSlices | ForeignMpsUsed | ForeignMpsRefused
 
 NodeFact = (
     LaunchNote
@@ -441,6 +422,5 @@ NodeFact = (
     | MpsStarted
     | ForeignMpsAwaited
     | MpsBypassed
-    | ForeignMpsCrowded
     | MpsNote
 )

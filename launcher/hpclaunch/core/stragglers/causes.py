@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from ..protocol.model import NO_RANK, Load, Sample
 from ..protocol.values import value
-from .medians import lower_median
+from .arrivals import lower_median
 
 MORE = 0.05  # share of the time
 SLOW = 0.9  # share of the others' clock rate

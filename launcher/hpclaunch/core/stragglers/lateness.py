@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..protocol.model import NO_RANK, Arrivals, Sample
 from ..protocol.values import value
-from .arrivals import RUN
-from .medians import lower_median
+from .arrivals import RUN, lower_median
 
 LEAST = 0.1  # share of the time that is lost
 MOSTLY = 0.7  # share of the lost time that is due to one agent

@@ -28,7 +28,6 @@ class GpuSurvey:
     gpus: tuple[Gpu, ...] = ()  # of this task, in the order in which its programs see them
     wrong: str = ""  # what is wrong with CUDA_VISIBLE_DEVICES, for the user
     broken: str = ""  # what is wrong with the driver, or with a GPU
-    cuda: tuple[int, int] = (0, 0)  # the newest version that the driver can run: (12, 4)
     models: str = ""  # "4 x NVIDIA H100, driver 550.54"
 
 
@@ -69,7 +68,6 @@ class PhysicalGpu:
 
 def _survey(selection: str | None, nvml: Any) -> GpuSurvey:
     driver = str(_ask(nvml, nvml.nvmlSystemGetDriverVersion, ""))
-    cuda = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion, 0)
     devices: list[PhysicalGpu] = []
     broken = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -86,7 +84,6 @@ def _survey(selection: str | None, nvml: Any) -> GpuSurvey:
         gpus=chosen,
         wrong=wrong,
         broken=", ".join(broken),
-        cuda=(cuda // 1000, cuda % 1000 // 10),
         models=", ".join(said),
     )
 
@@ -115,9 +112,7 @@ def _device(index: int, handle: Any, nvml: Any) -> PhysicalGpu:
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         index=index,
         model=str(ask(nvml.nvmlDeviceGetName, "unknown GPU")),
-        bus=bus,
         mode=_MODES.get(ask(nvml.nvmlDeviceGetComputeMode, 0), "default"),
-        capability=ask(nvml.nvmlDeviceGetCudaComputeCapability, (0, 0)),
         cpus=cpus or _local_cpus(bus),
         node=nodes[0] if nodes else _local_node(bus),
     )

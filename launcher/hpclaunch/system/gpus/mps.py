@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ...core.placement.mps_shares import CONNECTIONS, CONTROL, PIPES, Group, MpsSupport
+from ...core.placement.mps_shares import CONTROL, PIPES, Group, MpsSupport
 from ...core.protocol.process_kinds import ProcessKind
 from ...core.protocol.values import replace
 from ...worker import mps_messages as messages
@@ -30,26 +30,23 @@ DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 where CUDA looks by itself
 LONGEST_NAME = 20  # so that the paths of sockets below /tmp are never too long
 
 
-def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
-    """Return the MPS support of this node; `cuda` is the CUDA version of the driver. This waits for
-    a daemon that is not ours.
-    """
-    here, pipes = installed(environ, cuda)
+def find(environ: Mapping[str, str]) -> MpsSupport:
+    """Return the MPS support of this node. This waits for a daemon that is not ours."""
+    here, pipes = installed(environ)
     if not pipes:
         return here
     answer = foreign_mps.ask(AskMps(here.control, pipes))
     return replace(here, foreign=answer.foreign, refused=answer.refused)
 
 
-def installed(environ: Mapping[str, str], cuda: tuple[int, int]) -> tuple[MpsSupport, str]:
+def installed(environ: Mapping[str, str]) -> tuple[MpsSupport, str]:
     """Return the MPS support of this node, and the pipe directory of a daemon that is not ours; ""
     if there is none. `foreign_mps.ask` finds out whether that daemon can be used.
     """
     control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
     pipes = environ.get(PIPES) or DEFAULT_PIPES
     is_there = control and _is_socket(f"{pipes}/control")
-    here = MpsSupport(control, cuda=cuda, connections=environ.get(CONNECTIONS, ""))
-    return here, pipes if is_there else ""
+    return MpsSupport(control), pipes if is_there else ""
 
 
 def _is_socket(path: str) -> bool:
@@ -126,7 +123,7 @@ class MpsKeeperClient(Helper):
 
         No worker of an earlier round may be left on this node.
         """
-        described = [messages.Group([*group.uuids], group.owned) for group in groups]
+        described = [messages.Group(group.uuids, group.owned) for group in groups]
         self.send(messages.Prepare(number, described, foreign))
 
     def watch(self, workers: Mapping[int, int]) -> None:

@@ -16,10 +16,8 @@ from typing import Any
 
 import psutil
 
-from hpclaunch.core.health import problems
-from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.health.findings import CLOCK, LOGS, MEMORY, SHM, Finding, Grade, Problem
 from hpclaunch.core.health.host_rules import files_needed
-from hpclaunch.core.health.problems import Problem
 from hpclaunch.core.protocol.wording import GIB, size
 from hpclaunch.system.shared import disk
 
@@ -96,10 +94,10 @@ def _nccl(value: str, there: Mapping[str, Any]) -> bool:
 def clock(synchronised: bool | None) -> Finding:
     """Check the clock: `synchronised` is what the kernel reports, None if it does not."""
     if synchronised is None:
-        return Finding(problems.CLOCK, "the kernel does not report whether it is synchronised")
+        return Finding(CLOCK, "the kernel does not report whether it is synchronised")
     if not synchronised:
         return Problem.CLOCK_FREE.finding("not synchronised")
-    return Finding(problems.CLOCK, "synchronised")
+    return Finding(CLOCK, "synchronised")
 
 
 def shared_memory() -> Finding:
@@ -115,7 +113,7 @@ def shared_memory() -> Finding:
         return Problem.SHM_SMALL.finding(found)
     if usage.free < SHM_LEAST:
         return Problem.SHM_FULL.finding(found)
-    return Finding(problems.SHM, found)
+    return Finding(SHM, found)
 
 
 def limits(agents: int, workers: int) -> Finding:
@@ -170,7 +168,7 @@ def memory(workers: int, limit: int | None) -> Finding:
     try:
         machine = psutil.virtual_memory()
     except OSError:
-        return Finding(problems.MEMORY, "/proc/meminfo cannot be read here")
+        return Finding(MEMORY, "/proc/meminfo cannot be read here")
     found = f"{size(machine.available)} available of {size(machine.total)}"
     mine = machine.available
     if limit is not None and limit < machine.total:
@@ -178,7 +176,7 @@ def memory(workers: int, limit: int | None) -> Finding:
         mine = min(mine, limit)
     if mine < workers * MEMORY_LEAST:
         return Problem.MEMORY_SHORT.finding(found)
-    return Finding(problems.MEMORY, found)
+    return Finding(MEMORY, found)
 
 
 def log_directory(path: Path) -> Finding:
@@ -194,7 +192,7 @@ def log_directory(path: Path) -> Finding:
     found = f"{directory} is writable, {size(free)} free, on {file_system(directory)}"
     if free < DISK_LEAST:
         return Problem.LOGS_FULL.finding(found)
-    return Finding(problems.LOGS, found)
+    return Finding(LOGS, found)
 
 
 def file_system(path: Path) -> str:
