@@ -41,7 +41,7 @@ import sys
 
 for finder in sys.meta_path:
     awaited = {name.partition(".")[0] for name in getattr(finder, "awaited", ())}
-    assert awaited <= {"deepspeed", "horovod", "transformers"}  # whatever is installed
+    assert awaited <= {"deepspeed", "transformers"}  # whatever is installed
 """
 
 STORE_SCRIPT = """

@@ -10,7 +10,6 @@ none.
 A worker continues when its output files cannot grow (`_hpclaunch_output`), and a worker can
 destroy its process groups right after a collective. `_hpclaunch_progress` records the progress of
 a script. Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group.
-Where Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
 
 The hooks patch private names of torch, from 2.4 on. If a name is missing, its patch is left out.
 """
@@ -34,8 +33,7 @@ else:
 RENDEZVOUS = "torch.distributed.rendezvous"
 ENGINE = "deepspeed.runtime.engine"
 REQUESTS = "transformers.trainer_jit_checkpoint"
-HOROVOD = "horovod.common.basics"  # all its bindings import this
-RARE = (ENGINE, REQUESTS, HOROVOD)  # not installed everywhere
+RARE = (ENGINE, REQUESTS)  # not installed everywhere
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
 _loaded: "dict[str, Any]" = {}  # name of a module in this directory: the module
@@ -217,16 +215,6 @@ def states_of_gloo() -> "list[bytes]":
     return states.get(b"pt_gloo_runloop") or states.get(own_name, [])
 
 
-def own_horovod(basics: "Any") -> None:
-    """Have HorovodBasics.init, which all bindings use, prepare Horovod first."""
-    wrap(getattr(basics, "HorovodBasics", None), "init", prepare_horovod)
-
-
-def prepare_horovod(*_: object) -> None:
-    if in_round():
-        beside("_hpclaunch_horovod").prepare()
-
-
 def beside(name: str) -> "Any":
     """Return a module of this directory. It is loaded on first use, and not in `sys.modules`."""
     if name not in _loaded:
@@ -299,7 +287,6 @@ PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
     ENGINE: (progress.watch_engines,),
     REQUESTS: (progress.watch_requests,),
     "torch.serialization": (progress.watch_saves,),
-    HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())
 record_errors()
