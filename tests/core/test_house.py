@@ -54,7 +54,7 @@ RULES = {"core.consensus", "core.placement", "core.health", "core.hangs", "core.
 OF_BOTH = (
     *("worker.json_lines", "worker.messages", "worker.fork_server_messages"),
     *("worker.death_notices", "worker.memory_kills", "worker.mps_messages"),
-    *("worker.private_files", "worker.processes", "worker.sock_diag", "worker.stop_watch"),
+    *("worker.private_files", "worker.processes", "worker.sock_diag"),
     "worker.site",  # the table of variables
 )
 ALLOWED = {

@@ -10,14 +10,9 @@ for a few seconds to confirm that (`notice_board.py`). If this process is killed
 by their parent-death signal. It is a subreaper: a grandchild whose parent has ended becomes its
 child, in whatever session it is. So "no children" means that nothing is left.
 
-If somebody stops this process (SIGSTOP), the agent makes it continue. When the agent dies, the
-kernel sends this process SIGCONT, its parent-death signal. A template, store or copier that is
-stopped continues as well, and Continued names it.
-
 This process is one thread without torch, CUDA or ZeroMQ. Its parts know nothing of each other's
 work; this file puts them together:
 
-- `companions.py`: the processes that are no workers, and continue if somebody stops them
 - `workers.py`: which workers live, and their descendants
 - `starting.py`: how workers and the store process are started
 - `worker_watch.py`: what is found out about the workers
@@ -38,7 +33,6 @@ import signal
 import time
 
 from . import fork_server_messages as messages
-from .companions import Companions
 from .descriptors import Descriptors
 from .json_lines import AgentChannel, AgentGoneError
 from .memory_kills import MemoryKills
@@ -83,12 +77,11 @@ class ForkServer:
         self.channel = channel
         self.spared = spared
         spawner = Spawner(handlers, blocked)
-        self.template = TemplateClient(spawner, spared, lambda: self.companions.look())
+        self.template = TemplateClient(spawner, spared)
         self.store = Store()
         self.terminals = Terminals()
         self.events = OrderedEvents(self.terminals, self.report)
-        self.companions = Companions(self.template, self.store, self.terminals, self.report)
-        self.workers = Workers(self.companions.pids)
+        self.workers = Workers(self.companions)
         self.lease = WorkerLease(self.workers)
         calls = Callbacks(self.report, self.on_started, self.on_end, self.reap)
         self.starting = Starting(spawner, self.template, self.store, self.lease, calls)
@@ -106,7 +99,7 @@ class ForkServer:
         os.setpgid(0, 0)
         self.wakeup = Wakeup()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # or a stopped one would outlive the agent
         self.descriptors = self.registered()
 
     def registered(self) -> Descriptors:
@@ -131,8 +124,6 @@ class ForkServer:
                 self.on_lease_over()
             self.descriptors.handle(ready)
             self.starting.attend_to_successor()
-            if time.monotonic() >= self.companions.due():
-                self.companions.look()
             self.notices.look()
             self.watch.look()
             self.settle()
@@ -140,7 +131,7 @@ class ForkServer:
     def due(self) -> float:
         """Return until when to wait for descriptors."""
         lease = self.lease.due() if self.workers.is_running else math.inf
-        others = (self.watch, self.companions, self.starting, self.events)
+        others = (self.watch, self.starting, self.events)
         return min(lease, *(each.due() for each in others))
 
     @property
@@ -205,7 +196,7 @@ class ForkServer:
                 self.stop.kill()
             case messages.SignalLeft(signum):
                 if signum == signal.SIGKILL:
-                    sweep(self.companions.pids, self.wait)
+                    sweep(self.companions, self.wait)
                 else:
                     signal_all(self.workers.descendants(), signum)
             case messages.PostOnDeath(port, notice, secret, release):
@@ -274,14 +265,14 @@ class ForkServer:
     def kill_round(self) -> None:
         self.lease.release()
         self.starting.finish()
-        sweep(self.companions.pids, self.wait)
+        sweep(self.companions, self.wait)
 
     def settle(self) -> None:
         """End the round once its workers and all their leftovers have ended."""
         if not self.workers.is_running or self.workers.living or not self.starting.is_done:
             return
         self.notices.report_end()
-        pids = set(children()) - self.companions.pids()
+        pids = set(children()) - self.companions()
         if pids:
             left = [leftover(pid) for pid in sorted(pids)]
             if left != self.left and not self.stop.is_for(pids):
@@ -296,9 +287,14 @@ class ForkServer:
 
     # Processes
 
+    def companions(self) -> set[int]:
+        """Return the pids of the children that are neither workers nor leftovers: the template, its
+        successor, the store process and the copier. 0 stands for one that does not run."""
+        successors = {successor.pid for successor in self.template.successors()}
+        return {self.template.pid, self.store.pid, self.terminals.pid} | successors
+
     def on_wakeup(self) -> None:
         self.wakeup.drain()
-        self.companions.look()
         self.reap()
 
     def reap(self) -> None:
