@@ -247,35 +247,12 @@ def of_round(url: str) -> str:
     import re
     from urllib.parse import urlparse
 
-    parts = urlparse(url)
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    if not (parts.path and in_round() and restarts.isdecimal()):
+    if not (urlparse(url).path and in_round() and restarts.isdecimal()):
         return url
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    run = "." + re.sub(r"[^\w.-]", "_", run_id) + "."
-    # The id of a Slurm step (".r1" after a requeue), or of a launch without Slurm. Any other id
-    # may be that of another launch, too, which may be using its file.
-    step = re.escape(os.environ.get("HPCLAUNCH_STEP", ""))
-    is_own = re.fullmatch(rf"(?=\d+\.\d){step}(\.r\d+)?|local(-\d+){{3}}", run_id)
-    if is_own and "rank=0" in parts.query.split("&"):
-        remove_earlier(parts.path + run, int(restarts))
+    run_id = re.sub(r"[^\w.-]", "_", os.environ.get("TORCHELASTIC_RUN_ID", ""))
     end = len(re.split("[?#]", url, maxsplit=1)[0])
-    return url[:end] + run + restarts + "." + launchers_port() + url[end:]
-
-
-def remove_earlier(stem: str, restarts: int) -> None:
-    """Remove the files of this run's earlier rounds, whose processes are all dead."""
-    import re
-
-    directory, base = os.path.split(stem)
-    file = re.compile(re.escape(base) + r"(\d+)\.\d+")
-    try:
-        for name in os.listdir(directory or "."):
-            match = file.fullmatch(name)
-            if match and int(match.group(1)) < restarts:
-                os.unlink(os.path.join(directory, name))
-    except OSError:
-        pass  # if the directory is at fault, torch will raise an error
+    return f"{url[:end]}.{run_id}.{restarts}.{launchers_port()}{url[end:]}"
 
 
 PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
