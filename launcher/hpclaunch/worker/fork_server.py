@@ -19,8 +19,7 @@ work; this file puts them together:
 - `step_notices.py`: the notices that they take
 - `worker_stop.py`: how they are stopped
 - `worker_lease.py`: until when they may run
-- `ordered_events.py`: events that wait for output
-- `sweeping.py`: how everything is killed
+- `terminals.py`: the streams that are not files, and events that wait for output
 """
 
 from __future__ import annotations
@@ -38,19 +37,21 @@ from .json_lines import AgentChannel, AgentGoneError
 from .memory_kills import MemoryKills
 from .messages import decode, never
 from .notice_board import NoticeBoard
-from .ordered_events import OrderedEvents
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     SPARED,
+    SWEEP_LIMIT,
     Spawner,
     Wakeup,
     children,
     exit_code,
+    kill_all,
     numbers,
     prctl,
     program,
     signal_all,
+    sweep,
     take_pending,
     to_group,
     variable,
@@ -58,9 +59,8 @@ from .processes import (
 from .starting import Callbacks, Starting
 from .step_notices import StepNotices
 from .store import Store
-from .sweeping import SWEEP_LIMIT, kill_all, sweep
 from .template_client import TemplateClient
-from .terminals import Terminals
+from .terminals import OrderedEvents, Terminals
 from .worker_lease import WorkerLease
 from .worker_stop import WorkerStop
 from .worker_watch import WorkerWatch

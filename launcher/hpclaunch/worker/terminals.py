@@ -12,7 +12,9 @@ killed, the rest of a stream still reaches the file. It ends once all streams ar
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import math
 import os
 import select
 import signal
@@ -21,13 +23,14 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TypeAlias, TypedDict, get_args
 
-from .fork_server_messages import Worker
+from .fork_server_messages import Event, Worker
 from .json_lines import JsonLines
 from .messages import Kinds, Message, by_op, decode, never
 from .private_files import open_file
 
 CHUNK = 1 << 16
 MOST = 1 << 20  # bytes copied from a stream at a flush: more than its buffer holds
+FLUSH_LIMIT = 5.0  # seconds that an event waits for output to be in files
 LINGER = 10.0  # seconds for which it copies for processes that outlive their fork server
 
 Size = tuple[int, ...]  # rows, columns
@@ -181,6 +184,50 @@ class Terminals:
                 os._exit(0)
         theirs.close()
         return channel
+
+
+class OrderedEvents:
+    """A queue of events that must not arrive before the output that was written before them: the
+    agent reads a worker's file when the worker has ended. Each event waits for a flush; flushes are
+    done in their order."""
+
+    def __init__(self, terminals: Terminals, report: Callable[[Event], None]) -> None:
+        self._terminals = terminals
+        self._report = report
+        self._asked = self._done = 0  # how many flushes were asked for, and are done
+        # (limit, number of the flush, event)
+        self._kept: collections.deque[tuple[float, int, Event]] = collections.deque()
+
+    def add(self, event: Event, rank: int | None = None) -> None:
+        """Send an event once all output of a rank (None: of every rank) is in files."""
+        if self._terminals.flush(rank):
+            self._asked += 1
+            self._kept.append((time.monotonic() + FLUSH_LIMIT, self._asked, event))
+        else:
+            self._flushed(self._asked)
+            self._report(event)
+
+    def due(self) -> float:
+        """Return when the next event is sent at the latest."""
+        return self._kept[0][0] if self._kept else math.inf
+
+    def send_due(self) -> None:
+        """Send the events that have waited too long."""
+        while time.monotonic() >= self.due():
+            self._report(self._kept.popleft()[-1])
+
+    def hear_terminals(self) -> None:
+        """Send the events that waited for a flush that is done."""
+        done = self._terminals.flushed()
+        if done is None:
+            self._terminals.close()
+        self._flushed(self._asked if done is None else self._done + done)
+
+    def _flushed(self, done: int) -> None:
+        """Send the events that waited for one of the first `done` flushes."""
+        self._done = min(done, self._asked)  # a copier that is gone has left some undone
+        while self._kept and self._kept[0][1] <= self._done:
+            self._report(self._kept.popleft()[-1])
 
 
 def _prepare_terminal(fd: int, size: Size) -> str:
