@@ -92,28 +92,22 @@ class Terminals:
     def _open(self, worker: Worker, wanted: Container[str], size: Size, *, pipes: bool) -> Streams:
         streams: dict[str, str | int] = {}  # by file; both may have the same
         for kind, file in (("out", worker.out), ("err", worker.err)):
-            with contextlib.suppress(OSError):  # too many open files: the worker has the file
-                if file not in streams and kind in wanted:
+            is_terminal = kind in wanted
+            if file not in streams and (is_terminal or pipes):
+                with contextlib.suppress(OSError):  # too many open files: the worker has the file
                     streams[file] = self._open_stream(
-                        worker.rank, file, os.openpty(), lambda fd: _prepare_terminal(fd, size)
+                        worker.rank, file, size if is_terminal else None
                     )
-                elif file not in streams and pipes:
-                    streams[file] = self._open_stream(worker.rank, file, os.pipe(), int)
         out, err = (streams.get(file, file) for file in (worker.out, worker.err))
         return {"out": out, "err": err}
 
-    def _open_stream(
-        self,
-        rank: int,
-        file: str,
-        ends: tuple[int, int],
-        prepare: Callable[[int], str | int],
-    ) -> str | int:
-        """Have one end copied to the file. Return what `prepare` makes of the other end: the name
-        or the descriptor to which the worker writes."""
-        ours, theirs = ends
+    def _open_stream(self, rank: int, file: str, size: Size | None) -> str | int:
+        """Open a terminal of this size, or without a size a pipe, and have it copied to the file.
+        Return the name of the terminal, or the descriptor of the pipe, to which the worker writes.
+        """
+        ours, theirs = os.pipe() if size is None else os.openpty()
         try:
-            stream = prepare(theirs)
+            stream = theirs if size is None else _prepare_terminal(theirs, size)
             self._ask(Copy(file), ours)
         except BaseException:
             os.close(theirs)
