@@ -25,6 +25,7 @@ work; this file puts them together:
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -32,7 +33,7 @@ import signal
 import time
 
 from . import fork_server_messages as messages
-from .descriptors import Descriptors
+from .descriptors import Watched, await_readable, handle
 from .json_lines import AgentChannel, AgentGoneError
 from .memory_kills import MemoryKills
 from .messages import decode, never
@@ -100,29 +101,31 @@ class ForkServer:
         self.wakeup = Wakeup()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # or a stopped one would outlive the agent
-        self.descriptors = self.registered()
 
-    def registered(self) -> Descriptors:
-        found, starting = Descriptors(), self.starting
-        found.add(self.terminals, self.events.hear_terminals)
-        found.add(self.template, starting.hear_template)
-        found.add_some(starting.stores_to_watch, lambda _: starting.on_store_wanted())
-        found.add(starting.restarts, starting.hear_restarts)
-        found.add_some(lambda: starting.lessons.pipes, starting.hear_lesson)
-        found.add_some(self.template.successors, lambda _: starting.hear_successor())
-        found.add(self.wakeup, self.on_wakeup)
-        found.add(self.channel, self.hear_agent)
-        return found
+    def watched(self) -> Watched:
+        """Yield what this process waits for, and acts on in this order."""
+        starting = self.starting
+        yield self.terminals, self.events.hear_terminals
+        yield self.template, starting.hear_template
+        for store in starting.stores_to_watch():
+            yield store, starting.on_store_wanted
+        yield starting.restarts, starting.hear_restarts
+        for pipe in starting.lessons.pipes:
+            yield pipe, functools.partial(starting.hear_lesson, pipe)
+        for successor in self.template.successors():
+            yield successor, starting.hear_successor
+        yield self.wakeup, self.on_wakeup
+        yield self.channel, self.hear_agent
 
     def run(self) -> None:
         while True:
-            ready = self.descriptors.wait(self.due())
+            ready = await_readable(self.watched(), self.due())
             self.events.send_due()
             if self.lease.holds:
                 self.lease.stop_all()
             elif self.workers.is_running and self.lease.is_due:
                 self.on_lease_over()
-            self.descriptors.handle(ready)
+            handle(self.watched(), ready)
             self.starting.attend_to_successor()
             self.notices.look()
             self.watch.look()
