@@ -123,7 +123,7 @@ def lasting(changes: "Sequence[Change]", environ: "dict[str, str | None]") -> "l
     steps: list[Step] = [
         ["set", name, value]
         for name, value in last.items()
-        if names.count(name) < 2 or environ.get(name) != value
+        if names.count(name) == 1 or environ.get(name) != value
     ]
     environ.update(last)
     return steps
