@@ -1,4 +1,4 @@
-"""Which descriptors are waited for, and what is called when one is readable."""
+"""The wait for descriptors, and the calls for those that are readable."""
 
 from __future__ import annotations
 
