@@ -346,7 +346,7 @@ def test_a_network_that_cannot_be_seen(monkeypatch):
     def refuse(_request):
         raise PermissionError
 
-    monkeypatch.setattr(sock_diag.sock_diag, "dump", refuse)
+    monkeypatch.setattr(sock_diag, "dump", refuse)
     left, right = socket.socketpair()
     with left, right:
         assert _seems_idle(())
