@@ -1,4 +1,5 @@
-"""Processes: how the fork server and the MPS keeper start them, and what /proc shows of them.
+"""Processes: how the fork server and the MPS keeper start and end them, and what /proc shows of
+them.
 
 /proc is read as bytes: the name of a process may be no valid text, and is cut after 15 bytes.
 """
