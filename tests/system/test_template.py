@@ -421,9 +421,9 @@ NOT_FOR_ALL = {
     "import threading, time; threading.Thread(target=time.sleep, args=(100,), daemon=True).start()":
         "starts threads",
     "import os; os.environ.get('LOCAL_RANK')": "reads LOCAL_RANK",
-    "import random; random.seed(1)": "seeds the generator of random, or draws",
+    "import random; random.seed(1)": "seeds the generator of random",
     "import torch; torch.manual_seed(1)": "seeds the generator of torch",
-    "import random; random.random()": "seeds the generator of random, or draws",
+    "import random; random.random()": "",
     "print('hello')": "writes to the standard output",
     "import os; os.cpu_count = lambda: 1": "replaces os.cpu_count",
     "import textwrap; textwrap.dedent = lambda text: text": "replaces textwrap.dedent",
@@ -478,6 +478,18 @@ def test_a_renewed_template_keeps_a_modules_threshold_of_collections(client, pac
     assert client.path(0, "err").read_text() == "True\n"
 
 
+def test_a_number_that_a_module_draws_after_the_script_has_seeded(client, packages):
+    (packages / "drawing.py").write_text("import random; random.random()")
+    client.prepare(
+        "import random; random.seed(7)\nimport drawing\nprint(random.random())\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    first = client.round(learn=True)
+    assert "which the script has seeded" in client.until("passed-over")["why"]
+    assert client.round() == first
+
+
 def test_generators_that_modules_make_for_themselves(client, packages):
     (packages / "drawing.py").write_text(
         "import random\n"
@@ -499,6 +511,24 @@ def test_generators_that_modules_make_for_themselves(client, packages):
     numbers = [line.splitlines()[1].split() for line in drawn]
     assert len({number for number, _, _ in numbers}) == 4
     assert {number for _, *others in numbers for number in others} == {f"{Random(7).random()}"}
+
+
+@pytest.mark.torch
+def test_functions_that_are_noted_can_be_pickled(with_torch):
+    """A DataLoader pickles them if it spawns its workers with them."""
+    old = with_torch.template()
+    (output,) = with_torch.round(
+        "import copy, os, pickle, random, numpy, torch\n"
+        "seeds = torch.manual_seed, torch.random.manual_seed, numpy.random.seed, random.seed\n"
+        "assert seeds[0] is seeds[1]\n"
+        "for seed in seeds:\n"
+        "    print(copy.deepcopy(seed).__name__, pickle.loads(pickle.dumps(seed)).__name__)\n"
+        "pickle.loads(pickle.dumps(os.putenv))('HERE', '1')\n",
+        learn=True,
+    )
+    with_torch.until("renewed")
+    eventually(lambda: old not in with_torch.others())
+    assert output.splitlines() == 2 * ["manual_seed manual_seed"] + 2 * ["seed seed"]
 
 
 def test_modules_of_the_scripts_own_are_not_learned(client):

@@ -24,8 +24,8 @@ class Worker(Message):
 class Step(Message):
     """A step of a lesson, which a script does before its training (`site/_hpclaunch_lesson.py`)."""
 
-    kind: str  # "import", "from" or "set"
-    name: str  # a module or a variable
+    kind: str  # "import", "from", "set" or "seed"
+    name: str  # a module, a variable, or a generator of random numbers
     more: str | None  # the module's file, the name that is taken from it, the variable's value
 
 

@@ -117,7 +117,7 @@ class TemplateClient:
         except OSError:
             return  # too many open files: the workers do the steps themselves
         fds = [self.successor.theirs.fileno(), *output]
-        steps = [s for s in self._steps if s.kind == "set" or not self._avoids(s.name)]
+        steps = [s for s in self._steps if s.kind in ("set", "seed") or not self._avoids(s.name)]
         self.ask(Renew(steps, self._own, idle), fds)
         self.successor.theirs.close()
 

@@ -1,14 +1,15 @@
 """In a worker: reports what its script has imported by the second optimizer step, or by its end.
 
 The report is called the lesson. It lists the steps that bring a later template to the same state:
-["import", name, origin] or ["set", variable, value or null]. It names only modules of Python and of
-installed packages. The script's own modules may change before the
+["import", name, origin], ["set", variable, value or null] or ["seed", generator, null]. It names
+only modules of Python and of installed packages. The script's own modules may change before the
 next start, so workers import them themselves.
 
 The worker sends it to the fork server as one line. After that, one hook remains and does nothing.
 """
 
 import atexit
+import functools
 import importlib
 import json
 import os
@@ -17,12 +18,12 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
     from collections.abc import Callable, Sequence
+    from types import ModuleType
     from typing import Any, TypeAlias
 
     from ._hpclaunch_progress import progress
 
     Step: "TypeAlias" = list[str | None]  # [kind, name, origin or value]
-    Change: "TypeAlias" = tuple[str, str | None]  # name of a variable, its new value
 else:
     from _hpclaunch_progress import progress  # loaded before
 
@@ -30,6 +31,12 @@ STEPS = 2  # of an optimizer; a script may import modules after the first one
 MOST = 1 << 20  # bytes of the message
 STDLIB = os.path.dirname(os.__file__) + os.sep
 INSTALLED = ("/site-packages/", "/dist-packages/")
+SEEDS = (
+    ("random", "random", "seed"),
+    ("numpy", "numpy.random", "seed"),
+    ("torch", "torch", "manual_seed"),
+    ("torch", "torch.random", "manual_seed"),
+)
 SPEC = type(importlib.__spec__)  # of real modules
 PYTHONS_OWN = ("built-in", "frozen")
 
@@ -42,32 +49,47 @@ class Lesson:
         self.spec_of = spec_of  # the function of `_hpclaunch_parking`
         self.pid = os.getpid()
         self.known = frozenset(sys.modules)
-        self.changes: list[tuple[str, Change]] = []  # (the newest module at that time, a change)
+        self.changes: list[tuple[str, Step]] = []  # (the newest module at that time, a step)
         self.environ: dict[str, str | None] = {**os.environ}
         self.left = STEPS
-        self.given = os.putenv, os.unsetenv
-        self.noting = self.putenv, self.unsetenv
-        os.putenv, os.unsetenv = self.noting  # type: ignore[assignment]  # for str and bytes
+        # (module, name, function, ours)
+        self.replaced: list[tuple[ModuleType, str, object, object]] = []
+        self.replace("os", "putenv", self.putenv)
+        self.replace("os", "unsetenv", self.unsetenv)
+        for generator, module, name in SEEDS:
+            self.replace(module, name, functools.partial(self.seed, generator))
         # This hook is never removed: torch iterates over its hooks while the lesson is sent.
         progress.listen(self.stepped)
         atexit.register(self.send)
 
-    def note(self, name: "str | bytes", value: "str | bytes | None") -> None:
-        """Note a change of a variable, until the lesson is sent."""
+    def replace(self, owner: str, name: str, noting: "Callable[..., object]") -> None:
+        """Replace a function by one that notes its calls, until the lesson is sent."""
+        module = sys.modules.get(owner)
+        function = getattr(module, name, None)
+        if module is None or function is None:
+            return
+        known = [ours for _, _, replaced, ours in self.replaced if replaced is function]
+        ours = known[0] if known else NotedFunction(module, name, function, noting)
+        setattr(module, name, ours)
+        self.replaced.append((module, name, function, ours))
+
+    def note(self, *step: "str | None") -> None:
+        """Note a step, until the lesson is sent. A script that did `from random import seed` keeps
+        the replacement, which calls this even afterwards."""
         if self.left > 0:
-            change = os.fsdecode(name), None if value is None else os.fsdecode(value)
             try:
-                self.changes.append((next(reversed(sys.modules)), change))
+                self.changes.append((next(reversed(sys.modules)), [*step]))
             except RuntimeError:
                 pass  # another thread is importing a module
 
-    def putenv(self, name: "str | bytes", value: "str | bytes", /) -> None:
-        self.given[0](name, value)
-        self.note(name, value)
+    def putenv(self, name: "str | bytes", value: "str | bytes") -> None:
+        self.note("set", os.fsdecode(name), os.fsdecode(value))
 
-    def unsetenv(self, name: "str | bytes", /) -> None:
-        self.given[1](name)
-        self.note(name, None)
+    def unsetenv(self, name: "str | bytes") -> None:
+        self.note("set", os.fsdecode(name), None)
+
+    def seed(self, generator: str, *_args: object) -> None:
+        self.note("seed", generator, None)
 
     def stepped(self, _optimizer: object) -> None:
         if self.left > 0:
@@ -78,8 +100,9 @@ class Lesson:
     def send(self) -> None:
         self.left = 0
         atexit.unregister(self.send)
-        if (os.putenv, os.unsetenv) == self.noting:
-            os.putenv, os.unsetenv = self.given
+        for module, name, function, ours in self.replaced:
+            if getattr(module, name) is ours:
+                setattr(module, name, function)
         if os.getpid() != self.pid:  # a process that the script has forked
             return
         try:
@@ -98,9 +121,9 @@ class Lesson:
             del steps[len(steps) * 9 // 10 :]
 
     def steps(self) -> "list[Step]":
-        changes: dict[str, list[Change]] = {}
-        for last, change in self.changes:
-            changes.setdefault(last, []).append(change)
+        changes: dict[str, list[Step]] = {}
+        for last, step in self.changes:
+            changes.setdefault(last, []).append(step)
         steps: list[Step] = []
         for name, module in list(sys.modules.items()):
             spec = self.spec_of(module)
@@ -113,20 +136,43 @@ class Lesson:
         return steps
 
 
-def lasting(changes: "Sequence[Change]", environ: "dict[str, str | None]") -> "list[Step]":
-    """Return the steps that set each variable to its last value.
+class NotedFunction:
+    """A function that notes its calls. Pickle stores it by name, so a process that receives it,
+    such as a DataLoader's worker, gets its own function of that name."""
+
+    def __init__(
+        self, module: "ModuleType", name: str, function: "Any", noting: "Callable[..., object]"
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.place = f"{module.__name__}:{name}"
+        self.noting = noting
+
+    def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
+        result = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+        self.noting(*args)
+        return result
+
+    def __reduce__(self) -> "Any":
+        import pkgutil
+
+        return pkgutil.resolve_name, (self.place,)
+
+
+def lasting(changes: "Sequence[Step]", environ: "dict[str, str | None]") -> "list[Step]":
+    """Return the steps with only the last value of each variable.
 
     Leave out a variable that was changed and put back: some scripts clear the environment for a
     while. Keep one that was only set to the value that it had: next time it may have another."""
-    names = [name for name, _ in changes]
-    last = dict(changes)
-    steps: list[Step] = [
-        ["set", name, value]
-        for name, value in last.items()
-        if names.count(name) == 1 or environ.get(name) != value
+    sets = [step for step in changes if step[0] == "set"]
+    last = {step[1]: step for step in sets}
+    several = {step[1] for step in sets if step is not last[step[1]]}
+    back = {name for name in several if environ.get(str(name)) == last[name][2]}
+    environ.update((str(name), value) for _, name, value in last.values())
+    return [
+        step
+        for step in changes
+        if step[0] != "set" or (step is last[step[1]] and step[1] not in back)
     ]
-    environ.update(last)
-    return steps
 
 
 def is_shared(origin: str) -> bool:

@@ -2,9 +2,9 @@
 
 The state of the process is compared before and after each import. A module is left to the workers
 if it would make them differ from fresh interpreters: it starts a thread or a process; opens a
-socket or a device; seeds a generator of random numbers, or draws from it; reads a variable that
-differs between workers; replaces a function of another module; writes output; or stores the process
-id. Such a module ends this process, which reports it, and the next attempt does
+socket or a device; seeds a generator, or draws a number after the script has seeded it; reads a
+variable that differs between workers; replaces a function of another module; writes output; or
+stores the process id. Such a module ends this process, which reports it, and the next attempt does
 without it.
 
 Forks may inherit handlers of signals and of exit, locks, caches, and files open for reading.
@@ -18,6 +18,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what only type checkers need
     from collections.abc import Callable, Iterable
+    from typing import Any
 
     from ..template_messages import Renew
     from ._hpclaunch_template import Template
@@ -37,10 +38,11 @@ class Renewal:
         self.template = template
         self.unfit = unfit  # the exception of the template's checks
         self.steps = request.steps
-        self.names = {step.name for step in self.steps if step.kind != "set"}
+        self.names = {step.name for step in self.steps if step.kind not in ("set", "seed")}
         template.own |= frozenset(request.own)
         self.asked, self.sizes = template.startup.asked, template.startup.parking.sizes
         self.set_here: dict[str, str | None] = {}  # variables, as the script has set them so far
+        self.seeded: set[str] = set()  # generators that the script has seeded so far
         # {module: {name: function or class}}, to detect replaced ones; empty if not careful
         self.functions: dict[str, dict[str, object]] = {}
 
@@ -55,6 +57,8 @@ class Renewal:
                 self.steps.remove(step)
             elif kind == "set":
                 self.set(name, value)
+            elif kind == "seed":
+                self.seeded.add(name)
             elif kind == "from":
                 self.load(name, "", value)
             elif name not in sys.modules:
@@ -92,7 +96,7 @@ class Renewal:
             if origin and found != origin:
                 raise NotForAll(blamed, f"it is found at {found} here")
             self.template.check_state(f"importing {name}")
-            if why := before.differs() or keeps_pid(sys.modules.keys() - known):
+            if why := before.differs(self.seeded) or keeps_pid(sys.modules.keys() - known):
                 raise NotForAll(blamed, why)
             if is_new and self.functions and (why := self.replaced(package)):
                 raise NotForAll(blamed, why)
@@ -132,28 +136,40 @@ class Moment:
     """A snapshot of the random number generators and the output, which an import may change."""
 
     def __init__(self, sizes: "Callable[[], list[int]]") -> None:
-        self.generators = generators()
+        self.generators = generators(moved=True)
         self.sizes, self.written = sizes, sizes()
 
-    def differs(self) -> str:
+    def differs(self, seeded: "set[str]") -> str:
         """Describe what has changed since then; "" if nothing has."""
         now = generators()
-        for owner, state in self.generators.items():
-            if now[owner] != state:
-                return f"it seeds the generator of {owner}, or draws from it"
+        for key, (seed, position) in self.generators.items():
+            if now[key][0] != seed:
+                return f"it seeds the generator of {key}"
+            if now[key][1] != position and key in seeded:
+                return f"it draws from the generator of {key}, which the script has seeded before"
         if self.sizes() != self.written:
             return "it writes to the standard output or error"
         return ""
 
 
-def generators() -> "dict[str, object]":
-    """Return the states of the global generators of random numbers, by the module that has them."""
+def generators(moved: bool = False) -> "dict[str, tuple[Any, Any]]":
+    """Return {name: (state that a seed determines, position in it)} of the generators.
+
+    Every 600th draw or so changes that state, too. With `moved`, draw one number first, so that the
+    next draw is not mistaken for a seed. This is harmless: every worker gets a seed of its own.
+    """
     modules = sys.modules
-    found: dict[str, object] = {"random": random.getstate()}
+    if moved:
+        random.random()  # noqa: S311
+    _, state, _ = random.getstate()
+    found = {"random": (state[:-1], state[-1])}
     if "numpy.random" in modules:
+        if moved:
+            modules["numpy.random"].random_sample()
         _, key, *position = modules["numpy.random"].get_state()
         found["numpy"] = (key.tobytes(), position)
-    found["torch"] = modules["torch"].default_generator.get_state().numpy().tobytes()
+    generator = modules["torch"].default_generator
+    found["torch"] = (generator.initial_seed(), generator.get_state().numpy().tobytes())
     return found
 
 
