@@ -13,12 +13,12 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommen
 ROOT := [ "$$(id -u)" = 0 ]
 # See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
 SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
-SHORT := not horovod and not compiles and not requeues and not frameworks and not recipes and not benches
+SHORT := not compiles and not requeues and not frameworks and not recipes and not benches
 # What starts no process, and a few cases where there are many
 QUICK := $(SHORT) and not starts and not slurm and not gpu and not exhaustive
 RUN := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder     # four clusters
 
-.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
+.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-torch
 .PHONY: sim fuzz soak chaos test-kills test-leaks bench docs test-gpu gpu-bundle bench-gpu system clean
 
 .PHONY: help quick coverage
@@ -67,9 +67,6 @@ test-recipes: $(VENV)/ready system     ## job scripts of clusters' documentation
 
 test-benches: $(VENV)/ready system     ## each measurement at its smallest; 3 minutes
 	$(BIN)/pytest -m benches
-
-test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
-	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod
 
 test-torch: system     ## what holds for every torch: VERSIONS="2.4.1 2.15.0", some 6 GB and 15 minutes each
 	if $(ROOT); then export HPCLAUNCH_SLURM_REQUIRED=1; fi; tests/every_torch $(VERSIONS)
@@ -149,9 +146,6 @@ $(VENV)/frameworks: $(VENV)/ready
 $(VENV)/coverage: $(VENV)/ready
 	$(BIN)/pip install -q -c constraints.txt -e '.[coverage]'
 	@touch $@
-
-$(VENV)/horovod: $(VENV)/ready
-	tests/slurm/prepare_horovod $(BIN)/python $@
 
 system:     # without root the tests that need it are skipped, and say so
 	@which slurmctld slurmd scontrol munged ip nft fusermount3 nsenter pkill g++ cmake chromium zsh fish >/dev/null || ! $(ROOT) \

@@ -86,7 +86,6 @@ def cwd(tmp_path):
         (["accelerate", "launch", "train.py"], "takes the place of accelerate launch: leave that"),
         (["--nproc", "2", "deepspeed", "train.py"], "takes the place of deepspeed: leave that out"),
         (["mpirun", "-np", "4", "train.py"], "takes the place of mpirun: leave that out"),
-        (["horovodrun", "-np", "4", "train.py"], "takes the place of horovodrun: leave that out"),
         (["srun", "train.py"], "write srun before hpclaunch"),
         (["-m", "torch.distributed.run", "train.py"], "takes the place of torch.distributed.run"),
         (["python", "-m", "torch.distributed.launch"], "takes the place of torch.distributed"),

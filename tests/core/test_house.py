@@ -20,7 +20,6 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # Modules that only compute. signal is here for its names and numbers.
 MEASUREMENT = "measurement.py"  # runs as the workers' script
-HOROVOD = "_hpclaunch_horovod.py"
 PROGRESS = "_hpclaunch_progress.py"
 PURE = {
     "__future__",
@@ -55,7 +54,7 @@ RULES = {"core.consensus", "core.placement", "core.health", "core.hangs", "core.
 OF_BOTH = (
     *("worker.json_lines", "worker.messages", "worker.fork_server_messages"),
     *("worker.death_notices", "worker.memory_kills", "worker.mps_messages"),
-    *("worker.private_files", "worker.processes", "worker.sock_diag", "worker.stop_watch"),
+    *("worker.private_files", "worker.processes", "worker.sock_diag"),
     "worker.site",  # the table of variables
 )
 ALLOWED = {
@@ -208,8 +207,7 @@ def test_worker_files_stand_alone(file):
     if file.name == MEASUREMENT:
         assert foreign <= {"hpclaunch", "torch"}
     elif file.parent.name == "site":
-        known = {"torch", "horovod"} if file.name == HOROVOD else {"torch"}
-        assert foreign <= {f.stem for f in FILES if f.parent == file.parent} | known
+        assert foreign <= {f.stem for f in FILES if f.parent == file.parent} | {"torch"}
     else:
         assert foreign <= {"hpclaunch"}
 
@@ -217,9 +215,9 @@ def test_worker_files_stand_alone(file):
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "worker"], ids=str)
 def test_only_the_template_loads_torch(file):
     """The fork server stays one light thread, and a worker imports torch when its script does; one
-    that uses Horovod, or makes an optimizer, has done so."""
+    that makes an optimizer has done so."""
     loads = "torch" in {name.split(".")[0] for name in imports(file)}
-    assert not loads or file.name in ("_hpclaunch_template.py", HOROVOD, PROGRESS, MEASUREMENT)
+    assert not loads or file.name in ("_hpclaunch_template.py", PROGRESS, MEASUREMENT)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "worker"], ids=str)

@@ -306,7 +306,6 @@ EXAMPLES: tuple[Fact, ...] = (
     # Processes of the launcher
     node_facts.HelperEnded("n1", ProcessKind.LOGS, was_killed=True, is_replaced=True),
     node_facts.HelperEnded("n1", ProcessKind.GPUS, was_killed=False, is_replaced=False),
-    node_facts.ProcessContinued("n1", ProcessKind.TEMPLATE),
     node_facts.CheckpointSearchStalled("n1", "/scratch/u/ckpt"),
     # The end of the job
     facts.EndAnnounced(JobState.RUNNING, 80.0),

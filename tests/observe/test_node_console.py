@@ -6,12 +6,12 @@ from hpclaunch.core.protocol.node_facts import (
     AnotherRun,
     AnotherRunKind,
     ColdCause,
+    HelperEnded,
     LaunchNote,
     LaunchNoteKind,
     LogTrouble,
     LogTroubleKind,
     MpsStarted,
-    ProcessContinued,
     TimeSlices,
     WorkerTurnedCold,
 )
@@ -60,9 +60,9 @@ def test_why_gpus_are_shared_without_mps(advice, end):
 
 @pytest.mark.parametrize("kind", ProcessKind)
 def test_every_process_has_a_name(kind):
-    text = words_of_node(ProcessContinued("n0", kind))
+    text = words_of_node(HelperEnded("n0", kind, was_killed=True, is_replaced=True))
     assert text.startswith("the ")
-    assert text.endswith(" on n0 was stopped by a signal, and continues")
+    assert " on n0 was killed and replaced" in text
 
 
 def test_numbers_in_notes_have_their_nouns():

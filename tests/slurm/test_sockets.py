@@ -39,7 +39,6 @@ while not os.path.exists("enough"):
 dist.destroy_process_group()
 """
 AGENTS, STORE, GUARD = "every agent", "the round's store", "the fork server"
-WITH_HOROVOD = "the worker with rank 0, with Horovod"
 WITH_METRICS = "the process that serves metrics, only with `--metrics PORT` or `ADDRESS:PORT`"
 WITH_STAGE = (
     "on every node, the process that copies checkpoints from memory (the *stager*), only with "
@@ -117,7 +116,6 @@ def test_only_documented_sockets_listen(cluster: Cluster, launch: Launch, tmp_pa
     assert others == {"n1": store, "n2": []}
 
     table = in_the_table()
-    assert table.pop(WITH_HOROVOD), "see tests/worker/test_horovod.py"
     assert table.pop(WITH_METRICS), "see tests/slurm/test_metrics.py"
     assert table.pop(WITH_STAGE), "see tests/system/staging/test_mesh.py"
     assert table == {one.who: one.address for host in found.values() for one in host}

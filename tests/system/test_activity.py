@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import LIMIT, Client, python
 
-from hpclaunch.worker import activity, connections, processes
+from hpclaunch.worker import activity, processes, sock_diag
 from hpclaunch.worker.fork_server_messages import KillIdle, Stop
 from surroundings import free_port
 
@@ -346,7 +346,7 @@ def test_a_network_that_cannot_be_seen(monkeypatch):
     def refuse(_request):
         raise PermissionError
 
-    monkeypatch.setattr(connections.sock_diag, "dump", refuse)
+    monkeypatch.setattr(sock_diag, "dump", refuse)
     left, right = socket.socketpair()
     with left, right:
         assert _seems_idle(())

@@ -17,16 +17,13 @@ from hypothesis import strategies as st
 from hpclaunch.agent.errands import ErrandServiceClient
 from hpclaunch.agent.metrics import MetricsServiceClient
 from hpclaunch.core.placement.devices import Gpu
-from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.system.checkpoints.client import CheckpointServiceClient
 from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.metrics_target import MetricsTarget
-from hpclaunch.system.shared.helper import Helper, StoppedHelpers
+from hpclaunch.system.shared.helper import Helper
 from hpclaunch.worker.json_lines import JsonLines
 from hpclaunch.worker.messages import Message
-from hpclaunch.worker.processes import is_stopped
-from hpclaunch.worker.stop_watch import STOPPED_LIMIT
 from surroundings import entered
 
 pytestmark = pytest.mark.starts
@@ -82,48 +79,6 @@ def test_one_that_cannot_be_started_leaves_nothing_behind(monkeypatch):
         Helper("nowhere")
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
     assert os.listdir("/proc/self/fd") == fds
-
-
-@pytest.fixture
-def waiting(tmp_path):
-    """A helper that answers, once it has been asked."""
-    (tmp_path / "echo.py").write_text(ECHO)
-    helper = Echo("echo", paths=[str(tmp_path)])
-    yield helper
-    helper.abandon()
-
-
-class Echo(Helper):
-    kind = ProcessKind.METRICS
-
-
-def test_one_that_stays_stopped_continues_and_is_named(waiting):
-    continued = []
-    stopped = StoppedHelpers(continued.append)
-    pid = waiting._process.pid
-    os.kill(pid, signal.SIGSTOP)
-    while not is_stopped(pid):
-        pass
-    stopped.look(0.0)
-    stopped.look(STOPPED_LIMIT / 2)
-    assert is_stopped(pid)
-    assert continued == []
-    stopped.look(STOPPED_LIMIT)
-    assert not is_stopped(pid)
-    assert continued == [ProcessKind.METRICS]
-    waiting.send(Word("hello"))
-    assert waiting.receive() == [{"op": "word", "word": "hello"}]
-
-
-def test_one_that_has_ended_is_not_stopped(waiting):
-    pid = waiting._process.pid
-    os.kill(pid, signal.SIGSTOP)
-    os.kill(pid, signal.SIGKILL)
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        pass
-    assert not is_stopped(pid)
-    waiting._process.wait()
-    assert not is_stopped(pid)
 
 
 PARENT = """

@@ -1,14 +1,15 @@
-"""The registry of descriptors: what it calls when one is readable."""
+"""The wait for descriptors, and the calls for those that are readable."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
 
 import pytest
 
-from hpclaunch.worker.descriptors import Descriptors
+from hpclaunch.worker.descriptors import await_readable, handle
 
 
 class Pipe:
@@ -36,49 +37,44 @@ def pipes():
             pipe.close()
 
 
-def test_who_is_ready_is_called_in_the_order_of_the_registry(pipes):
-    found, called = Descriptors(), []
-    for number in (2, 0, 1):
-        found.add(pipes[number], lambda number=number: called.append(number))
+def test_who_is_ready_is_called_in_order(pipes):
+    called = []
+    watched = [(pipes[n], lambda n=n: called.append(n)) for n in (2, 0, 1)]
     pipes[0].write()
     pipes[2].write()
-    found.handle(found.wait(math.inf))
+    handle(watched, await_readable(watched, math.inf))
     assert called == [2, 0]
 
 
 def test_who_has_closed_meanwhile_is_not_called(pipes):
-    found, called = Descriptors(), []
-    found.add(pipes[0], pipes[1].close)
-    found.add(pipes[1], lambda: called.append(1))
+    called = []
+    watched = [(pipes[0], pipes[1].close), (pipes[1], lambda: called.append(1))]
     for pipe in pipes:
         pipe.write()
-    found.handle(found.wait(math.inf))
+    handle(watched, await_readable(watched, math.inf))
     assert called == []
-    assert [*found.wait(math.inf)] == pipes[:1]  # one without a descriptor is left out
+    assert [*await_readable(watched, math.inf)] == pipes[:1]  # one without a descriptor is left out
 
 
-def test_owners_that_come_and_go(pipes):
-    found, called, there = Descriptors(), [], []
-    found.add_some(lambda: there, called.append)
-    pipes[1].write()
-    assert found.wait(time.monotonic()) == {}
-    there.append(pipes[1])
-    found.handle(found.wait(math.inf))
-    assert called == [pipes[1]]
+def test_nobody_is_waited_for_longer_than_asked(pipes):
+    assert await_readable([(pipes[0], pipes[0].close)], time.monotonic()) == {}
 
 
 def test_who_has_opened_a_number_that_was_ready_is_not_called(pipes):
-    found, called, there = Descriptors(), [], [pipes[1]]
-    found.add(pipes[0], lambda: there.append(reopened(there.pop())))
-    found.add_some(lambda: there, called.append)
+    called, there = [], [pipes[1]]
+
+    def watched():
+        yield pipes[0], lambda: there.append(reopened(there.pop()))
+        for pipe in there:
+            yield pipe, functools.partial(called.append, pipe)
+
     number = pipes[1].fileno()
     for pipe in pipes[:2]:
         pipe.write()
-    found.handle(found.wait(math.inf))
+    handle(watched(), await_readable(watched(), math.inf))
     (new,) = there
     assert (new.fileno(), called) == (number, [])
-    new.write()
-    found.handle({new: new.fileno()})
+    handle([(new, lambda: called.append(new))], {new: new.fileno()})
     assert called == [new]
     new.close()
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hpclaunch.worker.fork_server_messages import Exit
-from hpclaunch.worker.ordered_events import FLUSH_LIMIT, OrderedEvents
+from hpclaunch.worker.terminals import FLUSH_LIMIT, OrderedEvents
 
 FIRST, SECOND = Exit(0, 1, 0), Exit(1, 0, 0)
 

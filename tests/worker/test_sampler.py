@@ -12,8 +12,8 @@ import pytest
 
 from falling_asleep import LIMIT, until_asleep
 from hpclaunch.worker import sampler
-from hpclaunch.worker.connections import tcp_connections
 from hpclaunch.worker.sampler import Sampler, Used, is_blocked
+from hpclaunch.worker.sock_diag import tcp_connections
 
 QUOTAS = Path("/sys/fs/cgroup/cpu")
 SLEEPS = "import time\nprint(flush=True)\ntime.sleep(600)"

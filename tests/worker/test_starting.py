@@ -38,7 +38,7 @@ def starting(reported, monkeypatch):
     monkeypatch.setattr(os, "fork", refuse)
     spawner = Spawner({}, ())
     on = Callbacks(reported.append, None, None, None)
-    template, lease = TemplateClient(spawner, (), lambda: None), SimpleNamespace(holds=False)
+    template, lease = TemplateClient(spawner, ()), SimpleNamespace(holds=False)
     starting = Starting(spawner, template, Store(), lease, on)
     yield starting
     starting.store.close()

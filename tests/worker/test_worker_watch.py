@@ -70,7 +70,7 @@ def test_a_viewer_takes_no_cpu_time_from_the_history(round_, monkeypatch):
         fields[CPU_TIMES] = [b"%d" % used, b"0"]
         return fields
 
-    monkeypatch.setattr("hpclaunch.worker.vitals.stat", stat_after)
+    monkeypatch.setattr("hpclaunch.worker.worker_watch.stat", stat_after)
     round_.watch.ask(HISTORY, 0)
     used = 100
     round_.watch.ask(VITALS, 1)

@@ -27,12 +27,10 @@ from ..core.protocol.node_facts import (
     ColdCause,
     ColdStart,
     PreloadSkipped,
-    ProcessContinued,
     SignalUnhandled,
     TemplateReplaced,
     WorkerTurnedCold,
 )
-from ..core.protocol.process_kinds import ProcessKind
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes.fork_server_client import ForkServerClient
 from ..system.shared.helper import AGAIN
@@ -54,7 +52,6 @@ Remark: TypeAlias = (
     | messages.Restart
     | messages.Renewed
     | messages.PassedOver
-    | messages.Continued
 )
 
 
@@ -257,7 +254,7 @@ class ForkServer(Adapter):
 
     def _inform(self, reply: Remark) -> None:
         """Record, or note in the journal, something that the core does not need."""
-        if not isinstance(reply, messages.Unhandled | messages.Continued):
+        if not isinstance(reply, messages.Unhandled):
             self._note(reply.op, reply.fields())
         host, is_head = self._config.host, self._config.place.index == HEAD
         match reply:
@@ -272,8 +269,6 @@ class ForkServer(Adapter):
                 self._record(WorkerTurnedCold(host, cause, name, file, line, is_impossible=forked))
             case messages.PassedOver(module, why, learned) if is_head and not learned:
                 self._record(PreloadSkipped(host, module, why))
-            case messages.Continued(what):
-                self._record(ProcessContinued(host, ProcessKind(what)))
 
     def _on_exit(self, rank: int, code: int, signum: int, *, oom: bool) -> list[events.Event]:
         if code:

@@ -30,7 +30,6 @@ class Successors:
         most = MOST if was_killed else MOST_FAILED
         is_replaced = len(ends) < most or now >= ends[-most] + WITHIN
         ends.append(now)
-        assert ended.kind is not None, "a helper that is replaced has a kind"
         if is_replaced or self._was_replaced[type(ended)]:
             self._record(
                 HelperEnded(self._host, ended.kind, was_killed=was_killed, is_replaced=is_replaced)

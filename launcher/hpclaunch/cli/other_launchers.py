@@ -9,7 +9,7 @@ GPUS = "set CUDA_VISIBLE_DEVICES"
 IN_SCRIPT = "leave it out, and set it in the script"
 NOTHING = "leave it out"
 
-# Options of accelerate launch, deepspeed, fabric run, horovodrun, mpirun, srun, and the former
+# Options of accelerate launch, deepspeed, fabric run, mpirun, srun, and the former
 # torch.distributed.launch. Some of them would otherwise pass as abbreviations of our own options.
 OPTIONS = {
     "--use-env": "leave it out: every worker has LOCAL_RANK in its environment",
@@ -45,7 +45,6 @@ PROGRAMS = {
     "composer": "composer",
     "deepspeed": "deepspeed",
     "fabric": "fabric run",
-    "horovodrun": "horovodrun",
     "hpclaunch": "hpclaunch",
     "mpiexec": "mpiexec",
     "mpirun": "mpirun",
@@ -54,5 +53,5 @@ PROGRAMS = {
 }
 MODULES = (
     *("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic"),
-    *("accelerate.commands.launch", "deepspeed.launcher", "horovod.runner", "hpclaunch"),
+    *("accelerate.commands.launch", "deepspeed.launcher", "hpclaunch"),
 )

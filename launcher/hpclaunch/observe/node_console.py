@@ -9,7 +9,6 @@ from ..core.protocol.model import NO_RANK
 from ..core.protocol.node_facts import LaunchNoteKind
 from ..core.protocol.process_kinds import NAMES, ProcessKind
 from ..core.protocol.wording import (
-    CONTINUES,
     changed_too_early,
     count,
     plain,
@@ -77,8 +76,6 @@ def words_of_node(fact: facts.NodeFact) -> str:
         # The processes beside the agent
         case facts.HelperEnded():
             return _helper_ended(fact)
-        case facts.ProcessContinued(host=host, kind=kind):
-            return f"the {NAMES[kind]} on {host} {CONTINUES}"
         case facts.CheckpointSearchStalled(host=host, where=where):
             silent = f"the process that searches for checkpoints on {host} does not answer"
             return f"{silent} and is replaced: does the file system of {where} answer?"

@@ -23,8 +23,8 @@ import time
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from .connections import Connection, sockets_of, tcp_connections
 from .processes import MACHINE, PARENT, SESSION, STATE, TICKS, all_pids, io_of, read_proc, stat
+from .sock_diag import Connection, sockets_of, tcp_connections
 
 CPU = 0.05  # seconds; gloo wakes a hundred times a second, which takes a quarter of this in 5 s
 BYTES = 1 << 16

@@ -10,27 +10,22 @@ for a few seconds to confirm that (`notice_board.py`). If this process is killed
 by their parent-death signal. It is a subreaper: a grandchild whose parent has ended becomes its
 child, in whatever session it is. So "no children" means that nothing is left.
 
-If somebody stops this process (SIGSTOP), the agent makes it continue. When the agent dies, the
-kernel sends this process SIGCONT, its parent-death signal. A template, store or copier that is
-stopped continues as well, and Continued names it.
-
 This process is one thread without torch, CUDA or ZeroMQ. Its parts know nothing of each other's
 work; this file puts them together:
 
-- `companions.py`: the processes that are no workers, and continue if somebody stops them
 - `workers.py`: which workers live, and their descendants
 - `starting.py`: how workers and the store process are started
 - `worker_watch.py`: what is found out about the workers
 - `step_notices.py`: the notices that they take
 - `worker_stop.py`: how they are stopped
 - `worker_lease.py`: until when they may run
-- `ordered_events.py`: events that wait for output
-- `sweeping.py`: how everything is killed
+- `terminals.py`: the streams that are not files, and events that wait for output
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -38,25 +33,26 @@ import signal
 import time
 
 from . import fork_server_messages as messages
-from .companions import Companions
-from .descriptors import Descriptors
+from .descriptors import Watched, await_readable, handle
 from .json_lines import AgentChannel, AgentGoneError
 from .memory_kills import MemoryKills
 from .messages import decode, never
 from .notice_board import NoticeBoard
-from .ordered_events import OrderedEvents
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     SPARED,
+    SWEEP_LIMIT,
     Spawner,
     Wakeup,
     children,
     exit_code,
+    kill_all,
     numbers,
     prctl,
     program,
     signal_all,
+    sweep,
     take_pending,
     to_group,
     variable,
@@ -64,9 +60,8 @@ from .processes import (
 from .starting import Callbacks, Starting
 from .step_notices import StepNotices
 from .store import Store
-from .sweeping import SWEEP_LIMIT, kill_all, sweep
 from .template_client import TemplateClient
-from .terminals import Terminals
+from .terminals import OrderedEvents, Terminals
 from .worker_lease import WorkerLease
 from .worker_stop import WorkerStop
 from .worker_watch import WorkerWatch
@@ -83,12 +78,11 @@ class ForkServer:
         self.channel = channel
         self.spared = spared
         spawner = Spawner(handlers, blocked)
-        self.template = TemplateClient(spawner, spared, lambda: self.companions.look())
+        self.template = TemplateClient(spawner, spared)
         self.store = Store()
         self.terminals = Terminals()
         self.events = OrderedEvents(self.terminals, self.report)
-        self.companions = Companions(self.template, self.store, self.terminals, self.report)
-        self.workers = Workers(self.companions.pids)
+        self.workers = Workers(self.companions)
         self.lease = WorkerLease(self.workers)
         calls = Callbacks(self.report, self.on_started, self.on_end, self.reap)
         self.starting = Starting(spawner, self.template, self.store, self.lease, calls)
@@ -106,33 +100,33 @@ class ForkServer:
         os.setpgid(0, 0)
         self.wakeup = Wakeup()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
-        self.descriptors = self.registered()
+        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # or a stopped one would outlive the agent
 
-    def registered(self) -> Descriptors:
-        found, starting = Descriptors(), self.starting
-        found.add(self.terminals, self.events.hear_terminals)
-        found.add(self.template, starting.hear_template)
-        found.add_some(starting.stores_to_watch, lambda _: starting.on_store_wanted())
-        found.add(starting.restarts, starting.hear_restarts)
-        found.add_some(lambda: starting.lessons.pipes, starting.hear_lesson)
-        found.add_some(self.template.successors, lambda _: starting.hear_successor())
-        found.add(self.wakeup, self.on_wakeup)
-        found.add(self.channel, self.hear_agent)
-        return found
+    def watched(self) -> Watched:
+        """Yield what this process waits for, and acts on in this order."""
+        starting = self.starting
+        yield self.terminals, self.events.hear_terminals
+        yield self.template, starting.hear_template
+        for store in starting.stores_to_watch():
+            yield store, starting.on_store_wanted
+        yield starting.restarts, starting.hear_restarts
+        for pipe in starting.lessons.pipes:
+            yield pipe, functools.partial(starting.hear_lesson, pipe)
+        for successor in self.template.successors():
+            yield successor, starting.hear_successor
+        yield self.wakeup, self.on_wakeup
+        yield self.channel, self.hear_agent
 
     def run(self) -> None:
         while True:
-            ready = self.descriptors.wait(self.due())
+            ready = await_readable(self.watched(), self.due())
             self.events.send_due()
             if self.lease.holds:
                 self.lease.stop_all()
             elif self.workers.is_running and self.lease.is_due:
                 self.on_lease_over()
-            self.descriptors.handle(ready)
+            handle(self.watched(), ready)
             self.starting.attend_to_successor()
-            if time.monotonic() >= self.companions.due():
-                self.companions.look()
             self.notices.look()
             self.watch.look()
             self.settle()
@@ -140,7 +134,7 @@ class ForkServer:
     def due(self) -> float:
         """Return until when to wait for descriptors."""
         lease = self.lease.due() if self.workers.is_running else math.inf
-        others = (self.watch, self.companions, self.starting, self.events)
+        others = (self.watch, self.starting, self.events)
         return min(lease, *(each.due() for each in others))
 
     @property
@@ -205,7 +199,7 @@ class ForkServer:
                 self.stop.kill()
             case messages.SignalLeft(signum):
                 if signum == signal.SIGKILL:
-                    sweep(self.companions.pids, self.wait)
+                    sweep(self.companions, self.wait)
                 else:
                     signal_all(self.workers.descendants(), signum)
             case messages.PostOnDeath(port, notice, secret, release):
@@ -274,14 +268,14 @@ class ForkServer:
     def kill_round(self) -> None:
         self.lease.release()
         self.starting.finish()
-        sweep(self.companions.pids, self.wait)
+        sweep(self.companions, self.wait)
 
     def settle(self) -> None:
         """End the round once its workers and all their leftovers have ended."""
         if not self.workers.is_running or self.workers.living or not self.starting.is_done:
             return
         self.notices.report_end()
-        pids = set(children()) - self.companions.pids()
+        pids = set(children()) - self.companions()
         if pids:
             left = [leftover(pid) for pid in sorted(pids)]
             if left != self.left and not self.stop.is_for(pids):
@@ -296,9 +290,14 @@ class ForkServer:
 
     # Processes
 
+    def companions(self) -> set[int]:
+        """Return the pids of the children that are neither workers nor leftovers: the template, its
+        successor, the store process and the copier. 0 stands for one that does not run."""
+        successors = {successor.pid for successor in self.template.successors()}
+        return {self.template.pid, self.store.pid, self.terminals.pid} | successors
+
     def on_wakeup(self) -> None:
         self.wakeup.drain()
-        self.companions.look()
         self.reap()
 
     def reap(self) -> None:

@@ -367,15 +367,9 @@ class LeaseOver(Message):
     """The worker lease is over: the workers are held, or killed if they are to stop."""
 
 
-class Continued(Message):
-    """A process was stopped by a signal, and continues."""
-
-    what: str  # a ProcessKind: "template", "store" or "copier"
-
-
 Event: TypeAlias = (
     Template | PassedOver | Renewed | Restart | Listening | Started | CannotStart | Copier | Exit
     | Left | Gone | StoreExit | Progress | Answer | Unhandled | Offered | Unheard | Taken
-    | LeaseOver | Continued
+    | LeaseOver
 )  # fmt: skip
 EVENTS: Kinds[Event] = by_op(get_args(Event))

@@ -3,11 +3,10 @@ its template, and the copier of terminals use it."""
 
 from __future__ import annotations
 
-import array
 import atexit
 import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 CHUNK = 1 << 16
@@ -32,27 +31,12 @@ class JsonLines:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(
-        self,
-        message: dict[str, Any],
-        descriptors: Sequence[int] = (),
-        wait: Callable[[], object] | None = None,
-    ) -> None:
-        """Send a message. Raises OSError when the other end is closed. While the socket's buffer
-        is full, `wait` is called; it returns once there may be room. Without `wait`, this blocks.
-        """
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a message. Raises OSError when the other end is closed."""
         data = json.dumps(message).encode() + b"\n"
-        flags = 0 if wait is None else socket.MSG_DONTWAIT
-        # Not socket.send_fds: it ignores flags, at least up to Python 3.11.
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        while data:
-            try:
-                sent = self._socket.sendmsg([data], rights if descriptors else (), flags)
-            except BlockingIOError:
-                assert wait is not None, "the socket itself blocks"
-                wait()
-            else:
-                data, descriptors = data[sent:], ()
+        if descriptors:
+            data = data[socket.send_fds(self._socket, [data], descriptors) :]
+        self._socket.sendall(data)
 
     def receive(self) -> list[dict[str, Any]]:
         """Wait for some bytes, and return the messages that are complete. Raises EOFError when the

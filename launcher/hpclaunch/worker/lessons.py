@@ -8,9 +8,11 @@ import contextlib
 import json
 import os
 import select
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from .fork_server_messages import Restart, Step
+from .messages import M
 
 MOST_BYTES = 1 << 20  # of a lesson
 
@@ -41,25 +43,14 @@ class LessonPipe(WorkerPipe):
         if not self._data.endswith(b"\n") and len(self._data) <= MOST_BYTES:
             return None
         try:
-            raw = json.loads(self._data)
-        except (ValueError, RecursionError):
+            return [of_values(Step, values) for values in json.loads(self._data)]
+        except (ValueError, RecursionError, TypeError):
             return []
-        steps = [to_step(each) for each in raw] if isinstance(raw, list) else []
-        found = [step for step in steps if step is not None]
-        return found if len(found) == len(steps) else []
 
     def close(self) -> None:
         os.close(self._reading)
         os.close(self.writing)
         self._reading = self.writing = -1
-
-
-def to_step(raw: object) -> Step | None:
-    """Return a step from JSON, such as ["import", MODULE, FILE]; None if it is none."""
-    match raw:
-        case [str(kind), str(name), str() | None as more]:
-            return Step(kind, name, more)
-    return None
 
 
 class RestartReports(WorkerPipe):
@@ -72,9 +63,13 @@ class RestartReports(WorkerPipe):
         found = []
         for line in lines:
             with contextlib.suppress(ValueError, RecursionError, TypeError):
-                values = dict(zip(Restart.__match_args__, json.loads(line), strict=True))
-                found.append(Restart.of_fields(values))
+                found.append(of_values(Restart, json.loads(line)))
         return found
+
+
+def of_values(kind: type[M], values: Iterable[object]) -> M:
+    """Return the message with these values of its fields. Raises ValueError or TypeError."""
+    return kind.of_fields(dict(zip(kind.__match_args__, values, strict=True)))
 
 
 class Lessons:

@@ -202,7 +202,7 @@ class FrontEnd:
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
 
-    def ask(self, command: str, limit: float = ANSWER_LIMIT) -> list[str] | None:
+    def ask(self, command: str) -> list[str] | None:
         """Return the lines of the answer; None if nobody answers, or the kernel grants no process
         that could ask."""
         try:
@@ -211,7 +211,7 @@ class FrontEnd:
             return None
         with process:
             try:
-                out, err = process.communicate(f"{command}\n", timeout=limit)
+                out, err = process.communicate(f"{command}\n", timeout=ANSWER_LIMIT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 return None

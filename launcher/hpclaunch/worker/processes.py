@@ -1,4 +1,5 @@
-"""Processes: how the fork server and the MPS keeper start them, and what /proc shows of them.
+"""Processes: how the fork server and the MPS keeper start and end them, and what /proc shows of
+them.
 
 /proc is read as bytes: the name of a process may be no valid text, and is cut after 15 bytes.
 """
@@ -12,6 +13,7 @@ import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import TypeAlias
@@ -29,6 +31,7 @@ CPU_TIMES = slice(11, 13)
 SMALL, LARGE = 1 << 16, 6 << 20
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 SPARED = (  # signals that Slurm or a terminal sends to every process; only the agent acts on them
     signal.SIGTERM,
     signal.SIGINT,
@@ -252,6 +255,27 @@ def signal_all(pids: Iterable[int], signum: int) -> None:
             os.kill(pid, signum)
         except (ProcessLookupError, PermissionError):
             pass
+
+
+def sweep(spared: Callable[[], set[int]], wait: Callable[[], None]) -> None:
+    """Send SIGKILL until only the `spared` children are left, for SWEEP_LIMIT at most. `wait` waits
+    for a moment, and then reaps the children that have ended.
+
+    Grandchildren become children on the way. A process in a hung system call cannot be killed; if
+    it ends after all, there is a SIGCHLD as for any other.
+    """
+    limit = time.monotonic() + SWEEP_LIMIT
+    while time.monotonic() < limit and (living := set(children()) - spared()):
+        signal_all(living, signal.SIGKILL)
+        wait()
+
+
+def kill_all(spared: set[int]) -> None:
+    """Kill all descendants until no new ones are found: no worker does anything from then on."""
+    killed: set[int] = set()
+    while living := descendants(spared) - killed:
+        signal_all(living, signal.SIGKILL)
+        killed |= living
 
 
 def exit_code(status: int) -> tuple[int, int]:

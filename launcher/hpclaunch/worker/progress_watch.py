@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from .connections import connections_of
 from .fork_server_messages import Arrivals, Progress
 from .shared_pages import PHASES, SharedPages, WorkerPage
 from .site import _hpclaunch_layout as layout
+from .sock_diag import connections_of
 from .worker_processes import Works, is_exiting, is_traced, saves, wanted, work_of
 
 LOOK = 1.0  # seconds between two looks

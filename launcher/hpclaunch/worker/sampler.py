@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .connections import connections_of
 from .fork_server_messages import Pace, RankSample
 from .processes import LAST_CPU, NS, STATE, queued, read_proc, stat, threads_of
 from .progress_watch import ProgressWatch
+from .sock_diag import connections_of
 from .worker_processes import tree, work_of
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between

@@ -9,14 +9,13 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .fork_server_messages import Step, Worker
 from .json_lines import JsonLines
 from .lessons import Lesson
 from .messages import decode
 from .processes import Spawner
-from .stop_watch import PERIOD
 from .template_messages import NO_TORCH, REPLIES, Begun, Fork, Load, Ready, Renew, Reply, Unsafe
 
 MOST_ENDS = 10  # of templates; after more, something keeps killing them
@@ -37,12 +36,10 @@ class State(enum.Enum):
 class TemplateClient:
     """At most one template at a time; `start` makes one, also after the last one was killed."""
 
-    def __init__(self, spawner: Spawner, blocked: Iterable[int], look: Callable[[], None]) -> None:
-        """`blocked` are signals to block in the template beside those that the user has blocked.
-        `look` continues a template that somebody has stopped."""
+    def __init__(self, spawner: Spawner, blocked: Iterable[int]) -> None:
+        """`blocked` are signals to block in the template beside those that the user has blocked."""
         self._spawner = spawner
         self._blocked = blocked
-        self._look = look
         self._argv: Sequence[str] = ()
         self._environ: Mapping[str, str] = {}
         self._modules: list[str] = []  # to import beside torch
@@ -211,15 +208,7 @@ class TemplateClient:
     def ask(self, request: Load | Fork | Renew, fds: Sequence[int] = ()) -> None:
         assert self.process is not None, "a template is asked while there is one"
         with contextlib.suppress(OSError):  # it is dead, as its exit is going to show
-            self.process.channel.send(request.encoded(), fds, self._wait)
-
-    def _wait(self) -> None:
-        """Wait for a moment until the template takes more of a large request."""
-        assert self.process is not None, "it is being asked"
-        poll = select.poll()
-        poll.register(self.process, select.POLLOUT)
-        if not poll.poll(1000 * PERIOD):
-            self._look()
+            self.process.channel.send(request.encoded(), fds)
 
     def receive(self, wait: float = 0.0) -> list[Reply]:
         """Return the replies that are there after at most `wait` seconds; [] also once the template

@@ -12,7 +12,9 @@ killed, the rest of a stream still reaches the file. It ends once all streams ar
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import math
 import os
 import select
 import signal
@@ -21,13 +23,14 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TypeAlias, TypedDict, get_args
 
-from .fork_server_messages import Worker
+from .fork_server_messages import Event, Worker
 from .json_lines import JsonLines
 from .messages import Kinds, Message, by_op, decode, never
 from .private_files import open_file
 
 CHUNK = 1 << 16
 MOST = 1 << 20  # bytes copied from a stream at a flush: more than its buffer holds
+FLUSH_LIMIT = 5.0  # seconds that an event waits for output to be in files
 LINGER = 10.0  # seconds for which it copies for processes that outlive their fork server
 
 Size = tuple[int, ...]  # rows, columns
@@ -89,28 +92,22 @@ class Terminals:
     def _open(self, worker: Worker, wanted: Container[str], size: Size, *, pipes: bool) -> Streams:
         streams: dict[str, str | int] = {}  # by file; both may have the same
         for kind, file in (("out", worker.out), ("err", worker.err)):
-            with contextlib.suppress(OSError):  # too many open files: the worker has the file
-                if file not in streams and kind in wanted:
+            is_terminal = kind in wanted
+            if file not in streams and (is_terminal or pipes):
+                with contextlib.suppress(OSError):  # too many open files: the worker has the file
                     streams[file] = self._open_stream(
-                        worker.rank, file, os.openpty(), lambda fd: _prepare_terminal(fd, size)
+                        worker.rank, file, size if is_terminal else None
                     )
-                elif file not in streams and pipes:
-                    streams[file] = self._open_stream(worker.rank, file, os.pipe(), int)
         out, err = (streams.get(file, file) for file in (worker.out, worker.err))
         return {"out": out, "err": err}
 
-    def _open_stream(
-        self,
-        rank: int,
-        file: str,
-        ends: tuple[int, int],
-        prepare: Callable[[int], str | int],
-    ) -> str | int:
-        """Have one end copied to the file. Return what `prepare` makes of the other end: the name
-        or the descriptor to which the worker writes."""
-        ours, theirs = ends
+    def _open_stream(self, rank: int, file: str, size: Size | None) -> str | int:
+        """Open a terminal of this size, or without a size a pipe, and have it copied to the file.
+        Return the name of the terminal, or the descriptor of the pipe, to which the worker writes.
+        """
+        ours, theirs = os.pipe() if size is None else os.openpty()
         try:
-            stream = prepare(theirs)
+            stream = theirs if size is None else _prepare_terminal(theirs, size)
             self._ask(Copy(file), ours)
         except BaseException:
             os.close(theirs)
@@ -181,6 +178,50 @@ class Terminals:
                 os._exit(0)
         theirs.close()
         return channel
+
+
+class OrderedEvents:
+    """A queue of events that must not arrive before the output that was written before them: the
+    agent reads a worker's file when the worker has ended. Each event waits for a flush; flushes are
+    done in their order."""
+
+    def __init__(self, terminals: Terminals, report: Callable[[Event], None]) -> None:
+        self._terminals = terminals
+        self._report = report
+        self._asked = self._done = 0  # how many flushes were asked for, and are done
+        # (limit, number of the flush, event)
+        self._kept: collections.deque[tuple[float, int, Event]] = collections.deque()
+
+    def add(self, event: Event, rank: int | None = None) -> None:
+        """Send an event once all output of a rank (None: of every rank) is in files."""
+        if self._terminals.flush(rank):
+            self._asked += 1
+            self._kept.append((time.monotonic() + FLUSH_LIMIT, self._asked, event))
+        else:
+            self._flushed(self._asked)
+            self._report(event)
+
+    def due(self) -> float:
+        """Return when the next event is sent at the latest."""
+        return self._kept[0][0] if self._kept else math.inf
+
+    def send_due(self) -> None:
+        """Send the events that have waited too long."""
+        while time.monotonic() >= self.due():
+            self._report(self._kept.popleft()[-1])
+
+    def hear_terminals(self) -> None:
+        """Send the events that waited for a flush that is done."""
+        done = self._terminals.flushed()
+        if done is None:
+            self._terminals.close()
+        self._flushed(self._asked if done is None else self._done + done)
+
+    def _flushed(self, done: int) -> None:
+        """Send the events that waited for one of the first `done` flushes."""
+        self._done = min(done, self._asked)  # a copier that is gone has left some undone
+        while self._kept and self._kept[0][1] <= self._done:
+            self._report(self._kept.popleft()[-1])
 
 
 def _prepare_terminal(fd: int, size: Size) -> str:

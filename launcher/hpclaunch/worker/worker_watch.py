@@ -7,8 +7,9 @@ is a query for it: where they are (evidence), a sample, or vital signs.
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from .evidence import Evidence
@@ -19,11 +20,16 @@ from .fork_server_messages import (
     VITALS,
     Answer,
     Event,
+    RankVitals,
 )
+from .processes import CPU_TIMES, STARTED, TICKS, read_proc, stat
 from .progress_watch import ProgressWatch
 from .sampler import Sampler
-from .vitals import VitalSigns
+from .worker_processes import tree
 from .workers import Workers
+
+RESIDENT = 1  # fields of /proc/PID/statm: pages
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 # The steps to an answer: each yields the seconds to wait until the next one; the last yields the
 # body of the answer.
@@ -132,3 +138,43 @@ class WorkerWatch:
         progress = self.progress.look(self._workers.pids(), at_once=at_once)
         if progress is not None:
             self._report(progress)
+
+
+class VitalSigns:
+    """The use of CPUs and memory by workers, as the difference to the last reading."""
+
+    def __init__(self, progress: ProgressWatch) -> None:
+        self._progress = progress
+        # pid -> (when it was read, seconds of CPU time until then)
+        self._used: dict[int, tuple[float, float]] = {}
+
+    def of(self, pids: Mapping[int, int]) -> list[RankVitals]:
+        """Return the vitals of each living worker; `pids` are by rank."""
+        before, self._used = self._used, {}
+        return [self._of_rank(rank, pid, before) for rank, pid in sorted(pids.items())]
+
+    def _of_rank(
+        self, rank: int, pid: int, before: Mapping[int, tuple[float, float]]
+    ) -> RankVitals:
+        phase, steps, step = self._progress.whereabouts(rank)
+        processes = [(process, fields) for process in tree(pid) if (fields := stat(process))]
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        used = sum(sum(map(int, fields[CPU_TIMES])) for _, fields in processes) / TICKS
+        own = dict(processes).get(pid)
+        begun = now if own is None else int(own[STARTED]) / TICKS
+        since, used_before = before.get(pid, (begun, 0.0))
+        self._used[pid] = (now, used)
+        return {
+            "rank": rank,
+            "phase": phase,
+            "steps": steps,
+            "step": step,
+            "cpu": round(max(0.0, used - used_before) / max(1 / TICKS, now - since), 3),
+            "memory": sum(resident(process) for process, _ in processes),
+        }
+
+
+def resident(pid: int) -> int:
+    """Return the resident memory of a process in bytes; 0 if it has ended."""
+    fields = read_proc(f"{pid}/statm").split()
+    return int(fields[RESIDENT]) * PAGE if fields else 0

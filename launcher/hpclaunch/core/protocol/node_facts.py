@@ -59,14 +59,6 @@ class HelperEnded:
 
 
 @value(frozen=True)
-class ProcessContinued:
-    """A process that a signal had stopped was continued."""
-
-    host: str
-    kind: ProcessKind
-
-
-@value(frozen=True)
 class CheckpointSearchStalled:
     """The process that searches for checkpoints does not answer, and is replaced."""
 
@@ -397,7 +389,6 @@ MpsNote = TimeSlices | ForeignMpsUsed | ForeignMpsRefused
 NodeFact = (
     LaunchNote
     | HelperEnded
-    | ProcessContinued
     | CheckpointSearchStalled
     | CheckpointDirSuggested
     | StageBegan

@@ -1,4 +1,4 @@
-"""The processes of an agent other than the workers, and their names in messages."""
+"""The helpers of an agent, and their names in messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ProcessKind(str, Enum):
-    """The purpose of a process: a helper of the agent, or a process below the fork server."""
+    """The purpose of a helper."""
 
     LOGS = "logs"
     CHECKPOINTS = "checkpoints"
@@ -16,9 +16,6 @@ class ProcessKind(str, Enum):
     MPS = "mps"
     METRICS = "metrics"
     FORK_SERVER = "fork server"
-    TEMPLATE = "template"
-    STORE = "store"
-    COPIER = "copier"
 
 
 NAMES = {
@@ -32,7 +29,4 @@ NAMES = {
     ProcessKind.MPS: "process that keeps MPS",
     ProcessKind.METRICS: "process that serves the metrics",
     ProcessKind.FORK_SERVER: "process that starts the workers",
-    ProcessKind.TEMPLATE: "template process",
-    ProcessKind.STORE: "store process",
-    ProcessKind.COPIER: "process that copies the workers' output",
 }

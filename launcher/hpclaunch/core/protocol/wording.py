@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterable
 
 GIB = 1 << 30
-CONTINUES = "was stopped by a signal, and continues"  # about a process
 # Characters that a terminal may take for a command: control characters but the tab, also as single
 # bytes (surrogates in the text), and characters that change the direction of text or end a line.
 _COMMANDS = re.compile(

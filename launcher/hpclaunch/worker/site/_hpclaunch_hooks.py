@@ -10,7 +10,6 @@ none.
 A worker continues when its output files cannot grow (`_hpclaunch_output`), and a worker can
 destroy its process groups right after a collective. `_hpclaunch_progress` records the progress of
 a script. Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group.
-Where Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
 
 The hooks patch private names of torch, from 2.4 on. If a name is missing, its patch is left out.
 """
@@ -34,8 +33,7 @@ else:
 RENDEZVOUS = "torch.distributed.rendezvous"
 ENGINE = "deepspeed.runtime.engine"
 REQUESTS = "transformers.trainer_jit_checkpoint"
-HOROVOD = "horovod.common.basics"  # all its bindings import this
-RARE = (ENGINE, REQUESTS, HOROVOD)  # not installed everywhere
+RARE = (ENGINE, REQUESTS)  # not installed everywhere
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
 _loaded: "dict[str, Any]" = {}  # name of a module in this directory: the module
@@ -217,16 +215,6 @@ def states_of_gloo() -> "list[bytes]":
     return states.get(b"pt_gloo_runloop") or states.get(own_name, [])
 
 
-def own_horovod(basics: "Any") -> None:
-    """Have HorovodBasics.init, which all bindings use, prepare Horovod first."""
-    wrap(getattr(basics, "HorovodBasics", None), "init", prepare_horovod)
-
-
-def prepare_horovod(*_: object) -> None:
-    if in_round():
-        beside("_hpclaunch_horovod").prepare()
-
-
 def beside(name: str) -> "Any":
     """Return a module of this directory. It is loaded on first use, and not in `sys.modules`."""
     if name not in _loaded:
@@ -259,35 +247,12 @@ def of_round(url: str) -> str:
     import re
     from urllib.parse import urlparse
 
-    parts = urlparse(url)
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    if not (parts.path and in_round() and restarts.isdecimal()):
+    if not (urlparse(url).path and in_round() and restarts.isdecimal()):
         return url
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    run = "." + re.sub(r"[^\w.-]", "_", run_id) + "."
-    # The id of a Slurm step (".r1" after a requeue), or of a launch without Slurm. Any other id
-    # may be that of another launch, too, which may be using its file.
-    step = re.escape(os.environ.get("HPCLAUNCH_STEP", ""))
-    is_own = re.fullmatch(rf"(?=\d+\.\d){step}(\.r\d+)?|local(-\d+){{3}}", run_id)
-    if is_own and "rank=0" in parts.query.split("&"):
-        remove_earlier(parts.path + run, int(restarts))
+    run_id = re.sub(r"[^\w.-]", "_", os.environ.get("TORCHELASTIC_RUN_ID", ""))
     end = len(re.split("[?#]", url, maxsplit=1)[0])
-    return url[:end] + run + restarts + "." + launchers_port() + url[end:]
-
-
-def remove_earlier(stem: str, restarts: int) -> None:
-    """Remove the files of this run's earlier rounds, whose processes are all dead."""
-    import re
-
-    directory, base = os.path.split(stem)
-    file = re.compile(re.escape(base) + r"(\d+)\.\d+")
-    try:
-        for name in os.listdir(directory or "."):
-            match = file.fullmatch(name)
-            if match and int(match.group(1)) < restarts:
-                os.unlink(os.path.join(directory, name))
-    except OSError:
-        pass  # if the directory is at fault, torch will raise an error
+    return f"{url[:end]}.{run_id}.{restarts}.{launchers_port()}{url[end:]}"
 
 
 PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
@@ -299,7 +264,6 @@ PATCHES: "dict[str, tuple[Callable[[Any], None], ...]]" = {
     ENGINE: (progress.watch_engines,),
     REQUESTS: (progress.watch_requests,),
     "torch.serialization": (progress.watch_saves,),
-    HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())
 record_errors()
