@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ PERIOD = 10.0  # least seconds between two periodic searches
 SHARE = 0.01  # largest share of the time that periodic searches take
 MOST = 64  # checkpoints in one reply
 NICE = 5
+MOST_MEMORY = 8 << 30  # bytes; a damaged pickle that claims more is an error, and uses up nothing
 
 
 def _never() -> bool:
@@ -163,6 +165,9 @@ def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
     if not die_with(int(agent)):
         return
     os.nice(NICE)  # it also runs while the workers compute
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, MOST_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     server = CheckpointService(**json.loads(settings))
     channel = AgentChannel(fd)
 

@@ -37,7 +37,7 @@ def sharded(folder: Folder, index: str) -> list[Part]:
     """
     entry = folder.files[index]
     try:
-        content = bounded_json.loads(archives.read_whole(entry.path, bounded_json.MOST))
+        content = bounded_json.loads(archives.read_beginning(entry.path, bounded_json.MOST + 1))
         named = sorted({str(name) for name in content["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise IncompleteError(f"{index} is cut short or damaged") from e
