@@ -1,5 +1,5 @@
-"""A fork server that somebody stops (SIGSTOP) continues soon, and so do the processes that it has
-beside the workers. Nothing is lost.
+"""The template and the store's process continue soon if somebody stops them (SIGSTOP). Nothing is
+lost, and a fork server that is stopped outlives no launcher.
 """
 
 import os
@@ -7,25 +7,21 @@ import signal
 
 import psutil
 import pytest
-from launching import LIMIT, family, fork_server, living, script, start, until
+from launching import LIMIT, family, living, script, start, until
 
 from hpclaunch.system.shared.prctl import adopt_orphans
-from surroundings import LIGHT_TORCH, environment, free_port
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
 
 # The workers wait in the first round until a file lets them end.
 TRAIN = """
-import os, pathlib, signal, sys, time, torch.distributed as dist
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))
+import os, pathlib, time, torch.distributed as dist
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 pathlib.Path(f"up-{os.environ['RANK']}").write_text(str(os.getpid()))
 while first and not os.path.exists("go"):
     time.sleep(0.05)
-if sys.argv[1:]:
-    os.kill(os.getppid(), signal.SIGSTOP)
 """
-SERVER = "the process that starts the workers on"
 TEMPLATE = "the template process on"
 STORE = "the store process on"
 
@@ -37,11 +33,11 @@ dist.barrier()
 first ="""
 
 
-def launch(cwd, *arguments, options=("--nproc", 2), meets=False):
+def launch(cwd, *, meets=False):
     path = "" if meets else LIGHT_TORCH
     text = TRAIN.replace("\nfirst =", MEETS) if meets else TRAIN
     environ = environment(PYTHONPATH=path)
-    return start(*options, script(cwd, text), *arguments, cwd=cwd, environ=environ)
+    return start("--nproc", 2, script(cwd, text), cwd=cwd, environ=environ)
 
 
 def server(job):
@@ -80,52 +76,14 @@ def ended_well(job, *lines):
     assert "restart" not in err
 
 
-def test_at_the_start(tmp_path):
-    job = launch(tmp_path)
-    stop(server(job))
-    (tmp_path / "go").touch()
-    ended_well(job, SERVER)
-
-
-def test_while_it_waits_for_other_machines(tmp_path):
-    (tmp_path / "go").touch()
-    options = ["--nnodes=2", "--nproc=1", f"--rdzv-endpoint=localhost:{free_port()}"]
-    options += ["--rdzv-backend=c10d"]
-    first = launch(tmp_path, options=options)
-    of_torch(server(first))
-    stop(server(first))
-    second = launch(tmp_path, options=options)
-    ended_well(first, SERVER)
-    ended_well(second)
-
-
 @pytest.mark.torch
 def test_while_workers_train(tmp_path):
     job = launch(tmp_path, meets=True)
     until_up(tmp_path)
     _, store = of_torch(server(job))
-    stop(server(job))
     stop(store)
     (tmp_path / "go").touch()
-    ended_well(job, SERVER, STORE)
-
-
-def test_while_workers_end(tmp_path):
-    (tmp_path / "go").touch()
-    ended_well(launch(tmp_path, "stop"), SERVER)
-
-
-@pytest.mark.parametrize("asked", ["before", "after"])
-def test_while_workers_have_grace(tmp_path, asked):
-    job = launch(tmp_path)
-    until_up(tmp_path)
-    started = fork_server(job)
-    signals = [(job.pid, signal.SIGTERM), (started[0], signal.SIGSTOP)]
-    for pid, signum in signals if asked == "before" else signals[::-1]:
-        os.kill(pid, signum)
-    out, err = job.communicate(timeout=LIMIT)
-    assert (job.returncode, out) == (128 + signal.SIGTERM, "saved\nsaved\n"), err
-    assert not living(started)
+    ended_well(job, STORE)
 
 
 def test_nothing_outlives_a_killed_launcher(tmp_path):

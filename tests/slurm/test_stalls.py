@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from hpclaunch.core.protocol.node_facts import HelperEnded
 from hpclaunch.system.logs import fact_files
 
 from .cluster import Cluster, Job, eventually
-from .conftest import AGENT, FORK_SERVER, SCRIPTS, Launch
-from .hosts import Process
+from .conftest import AGENT, SCRIPTS, Launch
 from .training import finish, train, wait_for_progress
 
 HELPER = r"'main'.* hpclaunch\.(?!worker\.fork_server)"
@@ -124,36 +122,6 @@ def test_a_checkpoint_directory_that_stalls(
     assert ended.code == 0, str(ended)
     assert len(list(logs.glob("round-*"))) == 1, str(ended)
     require_no_delays(logs)
-
-
-@pytest.mark.usefixtures("light_torch")
-def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """Stop all helpers on all nodes, three times. No line or round is lost."""
-    logs, saved = tmp_path / "logs", tmp_path / "saved"
-    saved.mkdir()
-    options = ("--nnodes", "1:2", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
-    job = launch("--nproc", 1, *options, SCRIPTS / "chatty.py", "--until", "enough", nodes=2)
-
-    def stop() -> list[Process]:
-        helpers = [*cluster.processes(HELPER), *cluster.processes(FORK_SERVER)]
-        for helper in helpers:
-            with suppress(ProcessLookupError):  # it may have just ended
-                helper.kill(signal.SIGSTOP)
-        return helpers
-
-    for when in ("step 0", "step 20"):
-        job.says(when)
-        count = job.output.count(CONTINUES)
-        helpers = stop()
-        eventually("a helper continues", lambda: job.output.count(CONTINUES) > count)  # noqa: B023
-        eventually("all continue", lambda: not any(p.is_stopped for p in helpers))  # noqa: B023
-    stop()
-    (tmp_path / "enough").touch()
-    ended = job.wait()
-    assert ended.code == 0, str(ended)
-    assert "was lost" not in ended.output
-    assert len(list(logs.glob("round-*"))) == 1, str(ended)
-    require_all_lines(job, ended.output, 2)
 
 
 def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from serving import LIMIT, Client, gone, python, sh, start_of, wait_for
+from serving import LIMIT, Client, gone, python, sh, wait_for
 
 from hpclaunch.worker.fork_server_messages import (
     Give,
@@ -21,7 +21,6 @@ from hpclaunch.worker.fork_server_messages import (
     Signal,
     SignalLeft,
     Stop,
-    Worker,
 )
 from hpclaunch.worker.messages import Message
 
@@ -549,20 +548,6 @@ def test_one_that_does_not_know_a_request_ends(client):
     client.server.send(Dance(3))
     end_of(client)
     assert not client.server.was_killed()
-
-
-def test_one_that_is_stopped_takes_a_large_request(client):
-    out = str(client.path(0))
-    workers = [Worker(rank, ["echo", "x" * 6000], {}, out, out) for rank in range(64)]
-    os.kill(client.pid, signal.SIGSTOP)
-    client.server.send(start_of(workers, {}))
-    client.until("gone")
-
-
-def test_one_that_is_stopped_ends_with_its_agent(client):
-    os.kill(client.pid, signal.SIGSTOP)
-    client.server.close()
-    assert client.server._process.returncode == 0
 
 
 def test_nothing_outlives_a_killed_agent(tmp_path):

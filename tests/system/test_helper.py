@@ -22,11 +22,9 @@ from hpclaunch.system.checkpoints.client import CheckpointServiceClient
 from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.metrics_target import MetricsTarget
-from hpclaunch.system.shared.helper import Helper, StoppedHelpers
+from hpclaunch.system.shared.helper import Helper
 from hpclaunch.worker.json_lines import JsonLines
 from hpclaunch.worker.messages import Message
-from hpclaunch.worker.processes import is_stopped
-from hpclaunch.worker.stop_watch import STOPPED_LIMIT
 from surroundings import entered
 
 pytestmark = pytest.mark.starts
@@ -95,35 +93,6 @@ def waiting(tmp_path):
 
 class Echo(Helper):
     kind = ProcessKind.METRICS
-
-
-def test_one_that_stays_stopped_continues_and_is_named(waiting):
-    continued = []
-    stopped = StoppedHelpers(continued.append)
-    pid = waiting._process.pid
-    os.kill(pid, signal.SIGSTOP)
-    while not is_stopped(pid):
-        pass
-    stopped.look(0.0)
-    stopped.look(STOPPED_LIMIT / 2)
-    assert is_stopped(pid)
-    assert continued == []
-    stopped.look(STOPPED_LIMIT)
-    assert not is_stopped(pid)
-    assert continued == [ProcessKind.METRICS]
-    waiting.send(Word("hello"))
-    assert waiting.receive() == [{"op": "word", "word": "hello"}]
-
-
-def test_one_that_has_ended_is_not_stopped(waiting):
-    pid = waiting._process.pid
-    os.kill(pid, signal.SIGSTOP)
-    os.kill(pid, signal.SIGKILL)
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        pass
-    assert not is_stopped(pid)
-    waiting._process.wait()
-    assert not is_stopped(pid)
 
 
 PARENT = """

@@ -181,20 +181,6 @@ def test_a_successor_writes_only_the_newest_text_of_a_file(client, tmp_path):
     assert (tmp_path / "status.json").read_text() == "99" * 50_000
 
 
-def test_at_the_end_one_that_is_stopped_shows_all(tmp_path, capfd):
-    client = LogServiceClient()
-    file = prepare(client, tmp_path)
-    until(client, Prepared)
-    os.kill(client._process.pid, signal.SIGSTOP)
-    file.write_text("of a worker\n")
-    client.say("of the agent")
-    client.close()
-    shown = capfd.readouterr()
-    assert shown.out == "of a worker\n"
-    assert "was stopped by a signal, and continues\n" in shown.err
-    assert "hpclaunch: of the agent\n" in shown.err
-
-
 def test_the_successor_of_one_that_was_killed_says_what_it_could_not(client, capfd):
     os.kill(client._process.pid, signal.SIGKILL)
     limit = time.monotonic() + LIMIT

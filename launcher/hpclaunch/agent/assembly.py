@@ -102,7 +102,7 @@ class Agent:
         notifying = Notifying(context, ledger.goodput)
         recording.observers += (ledger.note, viewing.note, notifying.note)
         adapters: tuple[Adapter, ...] = (
-            Signalling(context, signals, fork_server.resize, staging),
+            Signalling(signals, fork_server.resize, staging),
             logs,
             last_words,
             fork_server,

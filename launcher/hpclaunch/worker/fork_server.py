@@ -10,9 +10,9 @@ for a few seconds to confirm that (`notice_board.py`). If this process is killed
 by their parent-death signal. It is a subreaper: a grandchild whose parent has ended becomes its
 child, in whatever session it is. So "no children" means that nothing is left.
 
-If somebody stops this process (SIGSTOP), the agent makes it continue. When the agent dies, the
-kernel sends this process SIGCONT, its parent-death signal. A template, store or copier that is
-stopped continues as well, and Continued names it.
+When the agent dies, the kernel sends this process SIGCONT, its parent-death signal, in case
+somebody has stopped it (SIGSTOP). A template, store or copier that is stopped continues soon, and
+Continued names it.
 
 This process is one thread without torch, CUDA or ZeroMQ. Its parts know nothing of each other's
 work; this file puts them together:

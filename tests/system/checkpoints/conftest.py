@@ -22,7 +22,7 @@ def maker(starts: None) -> Iterator[Callable[[str], Maker]]:
         library = TORCH if name in OF_TORCH else name
         if library not in made:
             made[library] = Maker(library)
-            helper._own[made[library]._process.pid] = ""  # no orphan of a helper that is killed
+            helper._own.add(made[library]._process.pid)  # no orphan of a helper that is killed
         return made[library].beside(name)
 
     yield make

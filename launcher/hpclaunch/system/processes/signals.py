@@ -23,7 +23,7 @@ class Signals:
             # A signal that was ignored when we were started (nohup) stays ignored.
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, lambda *_: None)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a helper has ended, or was stopped
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide exit codes
 
     def ignore(self) -> None:
         """Ignore all signals: after the verdict nothing may change the exit code, not even a signal
@@ -33,7 +33,6 @@ class Signals:
         """
         for signum in self._all:
             signal.signal(signum, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its handler would interrupt Context.term()
 
     def close(self) -> None:
         signal.set_wakeup_fd(-1)

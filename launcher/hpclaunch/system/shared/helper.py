@@ -7,8 +7,7 @@ decodes file names as the agent does, and imports this package and libraries fro
 process's end of the socket, BLOCKED the signals that the user had blocked ("12,25"). All signals
 are blocked when it begins: a signal that is meant for the agent must not end it.
 
-main gets a lower number for FD: the agent's may be too high for select(), and for the user's limit
-of open files.
+main gets a lower number for FD: the agent's may be too high for the user's limit of open files.
 """
 
 from __future__ import annotations
@@ -24,17 +23,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hpclaunch.core.protocol.process_kinds import NAMES, ProcessKind
-from hpclaunch.core.protocol.wording import CONTINUES
+from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.worker.json_lines import JsonLines
 from hpclaunch.worker.messages import Message
-from hpclaunch.worker.processes import children, descendants, is_stopped
-from hpclaunch.worker.stop_watch import PERIOD, STOPPED_LIMIT, StopWatch
+from hpclaunch.worker.processes import children, descendants
 
 from . import open_file_limit
 from .prctl import adopt_orphans
@@ -49,7 +45,7 @@ _PROGRAM = (
     "low = os.dup(fd); os.close(fd); "
     "__import__(sys.argv[2], fromlist=['main']).main(str(low), *sys.argv[4:])"
 )
-_own: dict[int, ProcessKind | None] = {}  # by pid: all helpers, and processes that are spared
+_own: set[int] = set()  # pids of all helpers, and of processes that are spared
 
 
 class Helper:
@@ -61,7 +57,7 @@ class Helper:
     """
 
     has_children = False  # they become ours when it is gone, and are killed
-    kind: ClassVar[ProcessKind | None] = None  # None: a stopped process stays stopped
+    kind: ClassVar[ProcessKind | None] = None  # of one that is replaced once it has ended
 
     def __init__(
         self,
@@ -92,7 +88,7 @@ class Helper:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
-        _own[self._process.pid] = self.kind
+        _own.add(self._process.pid)
         self.heard = False  # it has answered
         self.lost = False
         self._lost_at = math.inf
@@ -102,10 +98,8 @@ class Helper:
         return self._lines.fileno()
 
     def send(self, request: Message) -> None:
-        """Send a request. A large one may have to wait for a process that somebody has stopped."""
-        wait = partial(self._is_ready, select.POLLOUT, math.inf)
         with contextlib.suppress(OSError):  # it is gone, as receive() shows
-            self._lines.send(request.encoded(), wait=wait)
+            self._lines.send(request.encoded())
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the replies that are there. Call this when the descriptor is readable."""
@@ -113,7 +107,7 @@ class Helper:
             replies = self._lines.receive()
         except EOFError:
             self.lost, self._lost_at = True, time.monotonic()
-            _own.pop(self._process.pid, None)
+            _own.discard(self._process.pid)
             return []
         self.heard = True
         return replies
@@ -134,16 +128,17 @@ class Helper:
 
     def spare(self, pid: int) -> None:
         """Leave alone a process of the helper that outlives it for a moment and ends by itself."""
-        _own[pid] = None
+        _own.add(pid)
 
     def end(self, limit: float) -> None:
         """Close the socket, which ends the process; after `limit` seconds kill it and all below.
         Give up soon, since it may hang in a driver.
         """
         self._lines.close()
-        has_ended = self._ends_within(limit)
-        was_killed = self.lost or self._process.returncode != 0
-        if not has_ended or (self.has_children and was_killed):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit)
+        code = self._process.returncode
+        if code is None or (self.has_children and (self.lost or code != 0)):
             self._process.kill()
             self._end_orphans()
         self._leave()
@@ -161,33 +156,15 @@ class Helper:
             elif below:
                 self._end_children(lambda: below & self._orphans(), limit)
 
-    # These methods wait outside the agent's loop, and meanwhile send SIGCONT to stopped helpers.
-
     def _is_ready(self, events: int, limit: float) -> bool:
-        """Wait for POLLIN, POLLOUT or either of the socket."""
+        """Wait up to `limit` seconds for POLLIN, POLLOUT or either of the socket."""
         poll = select.poll()
         poll.register(self, events)
-        return self._waits(lambda seconds: bool(poll.poll(seconds * 1000)), limit)
-
-    def _ends_within(self, limit: float) -> bool:
-        def ends(seconds: float) -> bool:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
-            return self._process.returncode is not None
-
-        return self._waits(ends, limit)
-
-    def _waits(self, wait: Callable[[float], bool], limit: float) -> bool:
-        stopped, until = StoppedHelpers(_say_that_it_continues), time.monotonic() + limit
-        while (now := time.monotonic()) < until:
-            stopped.look(now)
-            if wait(min(PERIOD, until - now)):
-                return True
-        return wait(0.0)
+        return bool(poll.poll(1000 * limit))
 
     def _leave(self) -> None:
         self._lines.close()
-        _own.pop(self._process.pid, None)
+        _own.discard(self._process.pid)
 
     def _end_orphans(self) -> None:
         """Kill what is left: the process's children died with it, and theirs were adopted here."""
@@ -216,31 +193,6 @@ def _kill(pids: Collection[int]) -> bool:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
     return bool(pids)
-
-
-class StoppedHelpers:
-    """A watch that continues stopped helpers, and calls `continued` with the kind of each."""
-
-    def __init__(self, continued: Callable[[ProcessKind], None]) -> None:
-        self._continued = continued
-        self._watch = StopWatch(STOPPED_LIMIT)
-
-    def next_deadline(self) -> float:
-        return self._watch.due
-
-    def look(self, now: float) -> None:
-        """Send SIGCONT to helpers that have been stopped for STOPPED_LIMIT.
-
-        Call this after SIGCHLD and at `next_deadline`.
-        """
-        stopped = {pid: kind for pid, kind in _own.items() if kind and is_stopped(pid)}
-        for pid in self._watch.look(stopped, now):
-            os.kill(pid, signal.SIGCONT)
-            self._continued(stopped[pid])
-
-
-def _say_that_it_continues(kind: ProcessKind) -> None:
-    say_now(f"the {NAMES[kind]} on {socket.gethostname()} {CONTINUES}")
 
 
 def say_now(text: str) -> None:
