@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import math
 import os
 import resource
 import select
@@ -38,7 +37,6 @@ from hpclaunch.system.logs.messages import (
     Tail,
     TapTo,
 )
-from hpclaunch.system.shared import helper
 from hpclaunch.system.shared.disk import DiskSeen
 from hpclaunch.worker.messages import decode
 from surroundings import full_disk
@@ -368,7 +366,6 @@ def test_at_the_end_an_answer_that_nobody_has_read_stops_nothing(tmp_path, monke
 def test_at_the_end_a_file_system_that_hangs_is_not_waited_for_for_ever(monkeypatch, capfd):
     monkeypatch.setattr(log_client, "NOTED", 0.1)
     monkeypatch.setattr(log_client, "END_LIMIT", 0.3)
-    monkeypatch.setattr(helper, "STOPPED_LIMIT", math.inf)  # it is a hanging one's stand-in
     client = LogServiceClient()
     pid = client._process.pid
     os.kill(pid, signal.SIGSTOP)
