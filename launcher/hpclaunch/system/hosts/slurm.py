@@ -13,7 +13,7 @@ from pathlib import Path
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
 
-from ..shared import runs, scontrol, slurm_steps
+from ..shared import runs, slurm_steps
 from ..shared.step_membership import own_step
 
 NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
@@ -222,16 +222,7 @@ def _components(environ: Mapping[str, str]) -> list[str]:
 
 
 def expand(nodelist: str) -> list[str]:
-    """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError.
-
-    `scontrol` expands it, where there is one: most containers lack it.
-    """
-    hosts = _expand_here(nodelist)
-    shown = scontrol.said("hostnames", nodelist).split() if len(hosts) > 1 else []
-    return shown or hosts
-
-
-def _expand_here(nodelist: str) -> list[str]:
+    """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError."""
     known = rf"(?:[\w.,-]|\[{NUMBERS}(?:,{NUMBERS})*\])+"
     is_known = re.fullmatch(known, nodelist, re.ASCII) is not None
     parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # between commas outside of brackets
