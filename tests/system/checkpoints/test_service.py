@@ -247,7 +247,7 @@ def test_a_killed_one_is_noticed(service, tmp_path):
         service.replies()
 
 
-def test_a_damaged_pickle_takes_no_more_memory_than_there_is(service, tmp_path):
+def test_a_damaged_pickle_that_claims_all_memory_is_passed_over(service, tmp_path):
     (tmp_path / "step-5.pt").write_bytes(legacy(PICKLES["a memo of any size"]))
     service.search(1, [], {})
     (found,) = reply(service).found
