@@ -11,7 +11,6 @@ import os
 import pickle
 import re
 import resource
-import struct
 import subprocess
 import tempfile
 import time
@@ -214,30 +213,6 @@ def test_a_huge_file_in_the_older_form(good, tmp_path):
     begin = legacy(b"\x80\x04\x8d" + HUGE.to_bytes(8, "little"))
     sparse(tmp_path / "step-5.pt", begin=begin)
     assert passed_over(tmp_path, good) == "step-5.pt: cut short or still being written"
-
-
-def test_a_directory_of_any_length(good, tmp_path, monkeypatch):
-    """Each entry of a directory takes memory."""
-    import torch
-
-    (tmp_path / "step-5.pt").write_bytes(zipped({"optimizer": torch.zeros(1000)}))
-    monkeypatch.setattr(archives, "MOST_DIRECTORY", (tmp_path / "step-5.pt").stat().st_size // 100)
-    path, (*_, line) = newest(tmp_path)
-    assert path == ""
-    assert line.endswith("damaged (its directory is too large)")
-
-
-def test_a_directory_whose_members_overlap(good, tmp_path):
-    """Each of the overlapping members would be read."""
-    import torch
-
-    data = zipped({"optimizer": torch.zeros(1000)})
-    begin, length, count = struct.unpack("<QQQ", data[-66:-42])
-    twice = data[begin : begin + length] * 2
-    record = data[-98:-74] + struct.pack("<QQQQ", 2 * count, 2 * count, 2 * length, begin)
-    locator = data[-42:-34] + (begin + 2 * length).to_bytes(8, "little") + data[-26:-22]
-    (tmp_path / "step-5.pt").write_bytes(data[:begin] + twice + record + locator + data[-22:])
-    assert passed_over(tmp_path, good) == "step-5.pt: damaged (its directory)"
 
 
 def test_more_spans_than_there_is_time_for(tmp_path):

@@ -160,7 +160,7 @@ class Gpus:
         info = nvml.nvmlDeviceGetMemoryInfo
         try:
             older = self._ask(info, None, target.handle)  # counts the driver's own memory as used
-            memory = self._ask(info, older, target.handle, getattr(nvml, "nvmlMemory_v2", None))
+            memory = self._ask(info, older, target.handle, nvml.nvmlMemory_v2)
             used = 0 if memory is None else memory.used
             return replace(reading, processes=self.processes(target, dead), used=used)
         except Lost as e:
