@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from hpclaunch.agent.health_watch import HealthWatch
+from hpclaunch.core.health.host_rules import Disk
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.placement.worker_environment import CUDA
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import Job, Place
 from hpclaunch.system.gpus import gpu_watcher_client
 from hpclaunch.system.logs import messages
-from hpclaunch.system.shared.disk import DiskSeen
 
 
 class Watcher:
@@ -92,7 +92,7 @@ def test_gpus_are_not_checked_where_no_process_can_start_and_the_next_check_trie
 
 
 def test_a_late_answer_about_the_disk_is_not_that_of_the_next_check(health_with_logs, asked):
-    health, disk = health_with_logs, messages.Disk(1, DiskSeen("/logs", free=1 << 40))
+    health, disk = health_with_logs, messages.DiskFound(1, Disk("/logs", free=1 << 40))
     assert check(health) == []
     assert health.update(health.deadline()) == [events.HealthFound("")]
     assert check(health) == []

@@ -100,15 +100,6 @@ def test_the_usual_directory_is_another_users_link_to_ones_own(project):
 
 
 @with_others
-def test_the_usual_directory_of_an_older_version_is_closed_to_others(project):
-    (project / "hpclaunch-logs").mkdir()
-    (project / "hpclaunch-logs").chmod(0o2775)
-    done = hpclaunch("--nproc=1", script(project, "print('ran')"), cwd=project)
-    assert done.returncode == 0, done.stderr
-    assert modes(project)[project / "hpclaunch-logs"] == 0o755
-
-
-@with_others
 @pytest.mark.parametrize(
     ("command", "names"),
     [

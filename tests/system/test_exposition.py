@@ -6,11 +6,8 @@ import functools
 import os
 import socket
 import stat
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from threading import Thread
 
 import pytest
 from hypothesis import example, given, settings
@@ -87,46 +84,6 @@ def test_those_who_break_off_are_not_complained_of(port, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def is_closed(connection):
-    """Return whether the other end has closed the connection."""
-    connection.settimeout(60)
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-def test_any_number_of_connections_are_held(port):
-    """The oldest connections are closed, and a scraper always gets an answer."""
-    with ExitStack() as strangers:
-        held = []
-        for _ in range(3 * exposition.MOST):
-            held.append(strangers.enter_context(socket.create_connection(("127.0.0.1", port))))
-            held[-1].sendall(b"GET /metrics HTTP/1.0\r\nX: ")
-        assert scrape(port)[1]
-        assert all(map(is_closed, held[: 2 * exposition.MOST]))
-
-
-def test_a_client_that_asks_slowly_has_a_limit(monkeypatch):
-    monkeypatch.setattr(exposition, "LIMIT", 0.3)
-    port = free_port()
-    Exposition(lambda: FAMILIES).serve("127.0.0.1", port)
-    with (
-        socket.create_connection(("127.0.0.1", port)) as connection,
-        suppress(BrokenPipeError, ConnectionResetError),
-    ):
-        while True:  # until it is closed
-            connection.sendall(b"a")
-            time.sleep(0.01)
-
-
-def test_a_long_request_is_not_read_to_its_end(port):
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"GET /metrics HTTP/1.0\r\nX: " + b"x" * exposition.LARGEST)
-        with connection.makefile("rb") as answer:  # though the request has no end yet
-            assert answer.readline().startswith(b"HTTP/1.0 200 ")
-
-
 @pytest.mark.fuzz
 @settings(max_examples=30)
 @given(st.text(max_size=20), st.binary(max_size=40))
@@ -151,21 +108,6 @@ def test_who_asks_nothing_is_not_waited_for(port, monkeypatch):
 def test_a_port_that_is_taken(port):
     with pytest.raises(OSError, match="in use"):
         Exposition(list).serve("127.0.0.1", port)
-
-
-def test_no_further_thread_is_allowed(monkeypatch):
-    """A later attempt uses the same port."""
-
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-    for start in (refuse, Thread.start):
-        monkeypatch.setattr(Thread, "start", start)
-        with suppress(OSError):
-            Exposition(lambda: FAMILIES).serve("127.0.0.1", port)
-    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").close()
 
 
 def test_ipv6():

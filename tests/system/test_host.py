@@ -2,13 +2,13 @@
 
 import pytest
 
-from hpclaunch.core.health.host_rules import Disk, judge_host
+from hpclaunch.core.health.host_rules import judge_host
 from hpclaunch.system.hosts import host
 from hpclaunch.system.shared import disk, memory_groups
 
 
 def test_a_look_at_this_host(tmp_path):
-    logs = Disk(**disk.look(tmp_path / "to" / "come").fields())
+    logs = disk.look(tmp_path / "to" / "come")
     found = host.read(2, logs=logs, first=True, several=True)
     assert found.logs.free > 0
     assert found.logs.writable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import select
@@ -22,14 +21,12 @@ from damaged_data import damaged
 from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.core.protocol.model import Request
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.system.network import launches, view_client, view_socket
+from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.network.view_socket import CONNECTION, ViewSocket, file_of, name_of
 from hpclaunch.system.shared import packing, slurm_steps
 from surroundings import entered, impostor, names_like_those_of_agents
 
 DATAGRAMS = socket.SOCK_DGRAM
-F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; Python has no name for it
-SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 OTHER = {"name": "newer", "slurm_id": "", "pid": 1, "job": {"is_complete": True, "agents": []}}
 
 SNAPSHOTS = [
@@ -235,19 +232,7 @@ def test_what_another_user_answers_is_not_read(answer):
 
 @pytest.mark.starts
 @MANY
-@AS_ROOT
-def test_sockets_of_another_user_are_not_asked():
-    """From Linux 5.3 on, the kernel reports the owner, so any number of them does no harm."""
-    names = names_like_those_of_agents(900)
-    with impostor(names), answering(OTHER):
-        assert not {*view_client.sockets()} & {*names}
-        assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
-
-
-@pytest.mark.starts
-@MANY
 def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
-    """All sockets are asked, as on Linux before 5.3."""
     monkeypatch.setattr(view_client, "LIMIT", 2.0)
     names = names_like_those_of_agents(400)
     with impostor(names), answering(OTHER):
@@ -255,56 +240,6 @@ def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer", every)] == [
             "newer"
         ]
-
-
-@contextmanager
-def asking():
-    """Yield an agent, the target of its answer, and the answers, complete after the end."""
-    answers = {}
-    with closing(ViewSocket()) as agent:
-        ask = threading.Thread(
-            target=lambda: answers.update(view_client.ask(b"look", [agent.name]))
-        )
-        ask.start()
-        select.select([agent], [], [])
-        ((_, end),) = agent.receive()
-        try:
-            yield agent, end, answers
-        finally:
-            ask.join()
-
-
-def unlike(kind):
-    """Return the descriptor of something that no agent would send."""
-    if kind == "a pipe":
-        reading, writing = os.pipe()
-        os.close(writing)
-        return reading
-    if kind in ("a directory", "a file"):
-        return os.open("/" if kind == "a directory" else __file__, os.O_RDONLY)
-    fd = os.memfd_create("answer", os.MFD_ALLOW_SEALING)
-    os.truncate(fd, view_socket.LARGEST + (kind == "too large"))
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK if kind == "not sealed" else SEALS)
-    return fd
-
-
-@pytest.mark.parametrize("kind", ["a pipe", "a directory", "a file", "not sealed", "too large"])
-def test_only_sealed_files_of_a_limited_size_are_read(kind):
-    before = os.listdir("/proc/self/fd")
-    file = unlike(kind)
-    with asking() as (agent, end, answers):
-        agent.answer(end, file)
-        os.close(file)
-    assert answers == {}
-    assert os.listdir("/proc/self/fd") == before
-
-
-def test_a_file_with_more_seals_is_read():
-    """Some kernels add one by themselves (vm.memfd_noexec)."""
-    fd = os.memfd_create("answer", os.MFD_ALLOW_SEALING)
-    os.write(fd, b"well")
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | F_SEAL_FUTURE_WRITE)
-    assert view_socket.content_of(fd) == b"well"
 
 
 def test_who_asks_has_no_name_that_others_could_take():

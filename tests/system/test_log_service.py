@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from serving import LIMIT, gone
 
+from hpclaunch.core.health.host_rules import Disk
 from hpclaunch.system.logs import log_client, log_service
 from hpclaunch.system.logs.console import Console
 from hpclaunch.system.logs.log_client import LogServiceClient
@@ -23,7 +24,7 @@ from hpclaunch.system.logs.messages import (
     REPLIES,
     Append,
     Complaint,
-    Disk,
+    DiskFound,
     HandOnError,
     Keep,
     LookAtDisk,
@@ -37,7 +38,6 @@ from hpclaunch.system.logs.messages import (
     Tail,
     TapTo,
 )
-from hpclaunch.system.shared.disk import DiskSeen
 from hpclaunch.worker.messages import decode
 from surroundings import full_disk
 
@@ -93,7 +93,7 @@ def test_the_last_lines_and_the_disk(client, tmp_path):
     client.send(ReadTail((str(file),), 2))
     assert until(client, Tail) == Tail(2, "one\ntwo")
     client.send(LookAtDisk(str(tmp_path), 3))
-    assert until(client, Disk).seen.path == str(tmp_path)
+    assert until(client, DiskFound).disk.path == str(tmp_path)
 
 
 def test_what_cannot_be_made_is_refused(client, tmp_path):
@@ -249,8 +249,8 @@ def test_a_disk_whose_directory_cannot_be_read(service, tmp_path):
     """A name that is too long stands in for a directory that a file server has lost."""
     directory = str(tmp_path / ("x" * 300))
     service.serve(LookAtDisk(directory, 1))
-    seen = DiskSeen(directory, error=os.strerror(errno.ENAMETOOLONG))
-    assert service._channel.replies == [Disk(1, seen)]
+    seen = Disk(directory, error=os.strerror(errno.ENAMETOOLONG))
+    assert service._channel.replies == [DiskFound(1, seen)]
 
 
 def test_a_file_server_that_refuses_at_the_end_what_it_has_accepted(service, tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.system.hosts import machines
-from surroundings import impostor
 
 
 @pytest.fixture(autouse=True)
@@ -54,23 +53,6 @@ def test_the_first_on_the_named_machine_is_the_head(name):
     here = machines.first_come(2, "localhost", 7, run_id=run_id, name="x", head=None)
     assert (here.index, here.has_place) == (0, True)
     assert another() == "1"
-
-
-@pytest.mark.starts
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_another_user_cannot_claim_to_be_the_first():
-    """Names that the other user has taken before do not count."""
-    run_id = f"claimed-{os.getpid()}"
-    names = [machines.claim_name(f"7 {run_id}", number) for number in range(3)]
-    with (
-        impostor(names, kind=socket.SOCK_STREAM),
-        impostor([machines.claim_name(f"7 {run_id}", 3)]),
-    ):
-        come = [
-            machines.first_come(2, "localhost", 7, run_id=run_id, name="x", head=None).index
-            for _ in range(2)
-        ]
-    assert come == [0, 1]
 
 
 def test_a_machine_elsewhere_is_no_head_unless_it_says_so():

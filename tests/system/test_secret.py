@@ -31,12 +31,6 @@ def test_many_at_once_agree(tmp_path):
     assert len(made) == 1
 
 
-def test_a_pipe_in_its_place_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "secret", 0o600)
-    with pytest.raises(UsageError, match="cannot use the secret file"):
-        secret.load_or_create(tmp_path / "secret")
-
-
 @pytest.fixture
 def no_hard_links(monkeypatch):
     """Refuse hard links, like FAT and many file systems in user space."""

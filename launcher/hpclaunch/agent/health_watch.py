@@ -17,17 +17,17 @@ from ..core.protocol.model import NO_RANK
 from ..core.protocol.node_facts import HealthWarning, XidReported
 from ..system.hosts import host
 from ..system.logs import messages
-from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
 from .context import Context
 
 if TYPE_CHECKING:  # modules that only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
     from ..core.protocol.gpu_use import GpuUse
-    from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
+    from ..system.gpus.gpu_watcher_client import GpuWatcherClient
+    from ..system.gpus.watcher_messages import GpuReport
 
 
-DISK_LIMIT = 3.0  # seconds; longer than a log service stays stopped
+DISK_LIMIT = 3.0  # seconds
 
 
 class HealthWatch(Adapter):
@@ -79,8 +79,8 @@ class HealthWatch(Adapter):
     def _on_disk(self, check: int, reply: messages.Reply | None) -> list[events.Event]:
         if check != self._checks:  # too late
             return []
-        if isinstance(reply, messages.Disk):
-            return self._check(Disk(**reply.seen.fields()))
+        if isinstance(reply, messages.DiskFound):
+            return self._check(reply.disk)
         return self._ask_for_disk()
 
     def _check(self, logs: Disk | None) -> list[events.Event]:
@@ -118,10 +118,10 @@ class HealthWatch(Adapter):
             self._watcher = self._watcher.successor()
         return self._watcher
 
-    def look_at_checkpoints(self, seen: DiskSeen) -> None:
+    def look_at_checkpoints(self, disk: Disk) -> None:
         """Warn if the disk of the checkpoint directory, as the last search has seen it, is full."""
         if self._config.job.health:
-            self._warn(judge_checkpoints(Disk(**seen.fields())))
+            self._warn(judge_checkpoints(disk))
 
     # During a round
 

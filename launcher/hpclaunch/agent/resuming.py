@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from ..core.health.host_rules import Disk
 from ..core.protocol import effects, events
 from ..core.protocol.facts import CheckpointGone, CheckpointSaved
 from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
@@ -32,7 +33,6 @@ from ..system.checkpoints.messages import (
     Suggested,
     Watch,
 )
-from ..system.shared.disk import DiskSeen
 from .adapter import Adapter, Fd, Performs
 from .config import Checkpoints
 from .context import Context
@@ -62,7 +62,7 @@ class Resuming(Adapter):
     def __init__(
         self,
         context: Context,
-        look_at_disk: Callable[[DiskSeen], None],
+        look_at_disk: Callable[[Disk], None],
         staging: Staging | None = None,
     ) -> None:
         config = context.config

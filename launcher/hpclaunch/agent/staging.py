@@ -28,7 +28,7 @@ from ..core.protocol.node_facts import (
     StageRefused,
     StoringFailed,
 )
-from ..system.checkpoints.patterns import split
+from ..system.checkpoints import split
 from ..system.staging import messages
 from ..system.staging.client import StagingClient
 from ..system.staging.room import room

@@ -37,7 +37,7 @@ from hpclaunch.core.protocol.values import field, replace, value
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
-from hpclaunch.system.shared import open_file_limit, runs, standard_input
+from hpclaunch.system.shared import open_file_limit, slurm_steps, standard_input
 
 from .place import HONOURED, MEETING_BACKENDS, SLURM_HONOURED, locate
 from .program import Program, program
@@ -177,10 +177,11 @@ def _job(
 def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requeueing:
     if not another_run(options) or "SLURM_JOB_ID" not in environ or SUBMITIT in environ:
         return Requeueing()
+    count = slurm_steps.elements_before if options.chain else slurm_steps.runs_before
     return Requeueing(
         on=options.requeue_on or REQUEUED_ENDS,
         most=options.max_requeues,
-        before=runs.elements_before(environ) if options.chain else runs.before(environ),
+        before=count(environ),
         is_chain=options.chain,
     )
 
@@ -199,7 +200,7 @@ def _checkpoints(options: argparse.Namespace, words: tuple[str, ...]) -> Checkpo
     if options.stage is not None:
         # Most launches do not need these.
         from hpclaunch.agent.staged_paths import aliases
-        from hpclaunch.system.checkpoints.patterns import split
+        from hpclaunch.system.checkpoints import split
 
         storage, _ = split(str(options.checkpoint_dir))
         others = aliases(storage, words)
@@ -319,7 +320,7 @@ def _logs(
     In place of torchrun, if the working directory is not writable, the log directory is temporary.
     """
     first, host = where.index == HEAD, where.places[where.index].host
-    again = where.name if runs.before(environ) else ""
+    again = where.name if slurm_steps.runs_before(environ) else ""
     if options.log_dir is not None:
         path, name = log_directory.unused(options.log_dir, where.name, where.identity)
         paths = {"asked": str(options.log_dir), "directory": str(path)}

@@ -78,7 +78,7 @@ def _in_memory(
     """Yield the complete checkpoints of running launches that have not been copied to storage, each
     with its path there.
     """
-    from hpclaunch.system.checkpoints.patterns import split
+    from hpclaunch.system.checkpoints import split
     from hpclaunch.system.staging.stage_directory import of_launches
 
     storage, pattern = split(options.dir)

@@ -77,7 +77,7 @@ def _check_stage(options: argparse.Namespace) -> None:
     """Raise UsageError if --stage cannot work with this --checkpoint-dir."""
     if options.stage is None:
         return
-    from hpclaunch.system.checkpoints.patterns import split  # most launches do not need it
+    from hpclaunch.system.checkpoints import split  # most launches do not need it
 
     path, _ = split(str(options.checkpoint_dir))
     real = os.path.realpath(path)

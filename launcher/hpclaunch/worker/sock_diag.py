@@ -15,9 +15,6 @@ NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
 NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 LIMIT = 1.0  # seconds for an answer of the kernel
-# linux/unix_diag.h: sockets in any state, with their names and owners
-UNIX_REQUEST = struct.pack("=BBxxIII8x", socket.AF_UNIX, 0, 0xFFFFFFFF, 0, 0x01 | 0x40)
-UNIX_MESSAGE, UNIX_NAME, UNIX_UID = 16, 0, 7  # bytes of the struct; numbers of attributes
 HEADER, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 # The TCP connections. INET_DIAG_INFO is an attribute, a struct tcp_info; CONNECTED has also
 # connections that are being opened or closed.
@@ -57,17 +54,6 @@ def attributes(data: bytes) -> dict[int, bytes]:
         found[number] = data[ATTRIBUTE.size : length]
         data = data[_aligned(length) :]
     return found
-
-
-def unix_sockets(kind: int) -> Iterator[tuple[bytes, int | None]]:
-    """Yield (name, uid of the owner) of the Unix sockets of this kind (SOCK_STREAM, ...). Before
-    Linux 5.3 the uid is None. Raises OSError where the kernel does not answer.
-    """
-    for message in dump(UNIX_REQUEST):
-        found = attributes(message[UNIX_MESSAGE:])
-        if message[1] == kind and UNIX_NAME in found:
-            uid = found.get(UNIX_UID)
-            yield found[UNIX_NAME], None if uid is None else int.from_bytes(uid, sys.byteorder)
 
 
 class Connection(NamedTuple):

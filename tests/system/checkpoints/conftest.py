@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from makers import Maker
 
-from hpclaunch.system.checkpoints import pickles
 from hpclaunch.system.shared import helper
 
 TORCH = "torch_save"
@@ -23,16 +22,9 @@ def maker(starts: None) -> Iterator[Callable[[str], Maker]]:
         library = TORCH if name in OF_TORCH else name
         if library not in made:
             made[library] = Maker(library)
-            helper._own[made[library]._process.pid] = ""  # no orphan of a helper that is killed
+            helper._own.add(made[library]._process.pid)  # no orphan of a helper that is killed
         return made[library].beside(name)
 
     yield make
     for each in made.values():
         each.close()
-
-
-@pytest.fixture(autouse=True)
-def _unconfined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that start no process read pickles in their own."""
-    if request.node.get_closest_marker("starts") is None:
-        monkeypatch.setattr(pickles, "confined", lambda _size, work: work())

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 from looking import cut_short, damage, date, zero_the_middle
+from test_damage import PICKLES, legacy
 from test_format_dcp import dcp_save
 from test_format_torch_save import save
-from test_hostile import PICKLES, legacy
 
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.model import Look
@@ -25,7 +25,6 @@ from hpclaunch.system.checkpoints.client import CheckpointServiceClient
 from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Search, Searched, Watch
 from hpclaunch.system.checkpoints.reading import CheckpointReading, ResultCache
 from hpclaunch.system.checkpoints.service import CheckpointService
-from hpclaunch.worker.processes import descendants
 
 
 @pytest.fixture
@@ -248,20 +247,11 @@ def test_a_killed_one_is_noticed(service, tmp_path):
         service.replies()
 
 
-@pytest.mark.parametrize("is_killed", [True, False])
-def test_nothing_is_left_of_a_child_that_reads_a_pickle(service, tmp_path, is_killed):
-    data = legacy(PICKLES["a key of nested tuples"])  # read until its time is up
-    (tmp_path / "step-5.pt").write_bytes(data)
+def test_a_damaged_pickle_that_claims_all_memory_is_passed_over(service, tmp_path):
+    (tmp_path / "step-5.pt").write_bytes(legacy(PICKLES["a memo of any size"]))
     service.search(1, [], {})
-    pid = service._process.pid
-    while not (children := descendants((), pid)):
-        assert service._process.poll() is None
-    if is_killed:
-        os.kill(pid, signal.SIGKILL)
-        while not service.lost:
-            service.replies()
-    service.close()
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    (found,) = reply(service).found
+    assert found.lacks == "cut short or still being written"
 
 
 A_LOOK = Look(0, path="epoch-1.pt", mark="", size=1, time=1, share=(0, 1))

@@ -24,7 +24,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "checkpoints"), str(HERE.parents[2]
 from looking import newest  # noqa: E402
 from saving_scripts import ROOT, SCRIPTS, digest, picture  # noqa: E402
 
-from hpclaunch.system.checkpoints import pickles  # noqa: E402
 from hpclaunch.system.staging import copying, messages, publishing  # noqa: E402
 from hpclaunch.system.staging.launch import Launch  # noqa: E402
 from hpclaunch.system.staging.service import Stager  # noqa: E402
@@ -236,7 +235,6 @@ KILLS: dict[str, Callable[[str, int], bool]] = {
 
 def main() -> int:
     copying.PIECE = 30_000
-    pickles.confined = lambda _size, work: work()
     failed = 0
     for script in sys.argv[1:] or SCRIPTS:
         for name, kill in KILLS.items():

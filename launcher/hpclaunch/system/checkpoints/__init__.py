@@ -6,6 +6,24 @@ large checkpoint takes long, and a file system may hang, but the agent's loop mu
 process has no site-packages, so this package needs no library but Python's own.
 """
 
+from __future__ import annotations
+
+import os
+
 READS = ("auto", "full")  # values of --verify that read bytes: as many as time allows, or all
 ALL = (0, 1)  # share 0 of 1: everything
 AHEAD = 2.0  # seconds of reading for each checkpoint with --verify auto
+
+
+def split(where: str) -> tuple[str, str]:
+    """Return the two parts of --checkpoint-dir: the directory, as an absolute path, and the pattern
+    of directories below it, or "". A path that exists is no pattern.
+    """
+    import glob  # slow to import
+
+    path = os.path.abspath(where)
+    if os.path.isdir(path) or not glob.has_magic(path):
+        return path, ""
+    names = path.split(os.sep)
+    first = next(i for i, name in enumerate(names) if glob.has_magic(name))
+    return os.sep.join(names[:first]) or os.sep, os.path.join(*names[first:])

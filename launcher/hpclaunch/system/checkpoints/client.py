@@ -25,7 +25,6 @@ PATIENCE = 5.0  # seconds after which a process that has not begun a search coun
 class CheckpointServiceClient(Helper):
     """A client that sends requests and returns the replies."""
 
-    has_children = True  # see confinement.py
     kind = ProcessKind.CHECKPOINTS
 
     def __init__(self, where: str, exclude: Iterable[str], complete: str, verify: str) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from hpclaunch.core.protocol.crc import checksum
 
+from . import split
 from .archives import DamagedError
 from .candidates import (
     DRAFTS,
@@ -29,7 +30,6 @@ from .candidates import (
 )
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
 from .listing import DEEPEST, MOST_FOLDERS, Entry, Folder, entry_at, is_kind
-from .patterns import split
 from .reading import ResultCache, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors

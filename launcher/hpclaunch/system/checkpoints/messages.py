@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, get_args
 
-from hpclaunch.system.shared.disk import DiskSeen
+from hpclaunch.core.health.host_rules import Disk
 from hpclaunch.worker.messages import Kinds, Message, by_op
 
 RoundTimes: TypeAlias = tuple[tuple[int | None, ...], ...]  # start and end (ns), world size
@@ -80,7 +80,7 @@ class Searched(Message):
 
     id: int
     found: tuple[FoundCheckpoint, ...]
-    disk: DiskSeen
+    disk: Disk
     others: tuple[str, ...]  # the names of other files, if there is no checkpoint
 
 

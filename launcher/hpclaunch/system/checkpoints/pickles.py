@@ -2,7 +2,7 @@
 
 Their unpickler imports nothing and calls nothing: one inert class replaces every class, function
 and instance that a pickle names. Whoever can write a file must not be able to run code in our
-processes, nor to use up their time or memory: `confinement.py` limits these.
+processes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ from collections.abc import Callable, Collection
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .confinement import confined
-
 if TYPE_CHECKING:
     from .archives import Window
 
-MOST_NUMBERS = 4096  # numbers in a list
 LARGEST_NUMBER = 1 << 63
-MOST_PARTS = 1 << 22  # of tensors, or storages, in a file
 
 Pieces = dict[str, list[tuple[int, int]]]  # by file: (start, length) in bytes
 Field = int | bool | list[int] | EllipsisType | None  # an ellipsis replaces any other value
 
 # What the unpickler raises for bytes that make no sense.
 _SENSELESS = (
-    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError,
+    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError,
     RuntimeError, SystemError, TypeError, Warning,
 )  # fmt: skip
 
@@ -87,15 +83,9 @@ def pieces(window: Window) -> Pieces:
     in each. The metadata have a _StorageInfo (torch's checkpoint/filesystem.py) for each part.
     Raises ValueError if the metadata are not whole.
     """
-    return confined(window.length, lambda: _pieces(window.stream()))
-
-
-def _pieces(stream: BinaryIO) -> Pieces:
     found: Pieces = defaultdict(list)
-    count = 0
 
     def note(state: Any) -> None:
-        nonlocal count
         if type(state) is not dict:
             return
         if "relative_path" in state and "offset" in state:
@@ -104,12 +94,10 @@ def _pieces(stream: BinaryIO) -> Pieces:
                 type(name) is str and type(start) is type(length) is int and start >= 0 <= length
             ):
                 raise ValueError("a part of a tensor has no place")
-            if (count := count + 1) > MOST_PARTS:
-                raise ValueError(f"more than {MOST_PARTS} parts of tensors")
             found[name].append((start, length))
         state.clear()  # there may be millions, and the unpickler keeps them until it ends
 
-    _Reader(stream, _inert(on_state=note)).load()
+    _Reader(window.stream(), _inert(on_state=note)).load()
     return dict(found)
 
 
@@ -117,26 +105,22 @@ def fields(window: Window, names: Collection[str], before: int = 0) -> dict[str,
     """Return the values of `names` in a pickled dictionary, without those that it lacks. `before`
     is the number of pickles before it. Raises ValueError for anything but pickles.
     """
-
-    def read() -> dict[str, Field]:
-        stream = window.stream()
-        for _ in range(before):
-            _Reader(stream).load()
-        found = _Reader(stream).load()
-        if type(found) is not dict:
-            return {}
-        return {name: _plain(found[name]) for name in names if name in found}
-
-    return confined(window.length, read)
+    stream = window.stream()
+    for _ in range(before):
+        _Reader(stream).load()
+    found = _Reader(stream).load()
+    if type(found) is not dict:
+        return {}
+    return {name: _plain(found[name]) for name in names if name in found}
 
 
 def _plain(value: object) -> Field:
-    """Return None, a bool, a small int or a short list of ints as it is; else an ellipsis."""
+    """Return None, a bool, a small int or a list of ints as it is; else an ellipsis."""
     if value is None or type(value) is bool:
         return value
     if type(value) is int and abs(value) < LARGEST_NUMBER:
         return value
-    if type(value) is list and len(value) <= MOST_NUMBERS and {*map(type, value)} <= {int}:
+    if type(value) is list and {*map(type, value)} <= {int}:
         return value
     return ...
 
@@ -146,22 +130,16 @@ def storages(window: Window) -> tuple[list[tuple[str, int]], int]:
     For each, return the name of its class ("" if it is not known) and how many numbers it has.
     Five pickles come before the first: a magic number, a version, facts about the system, the
     object, and the keys of its storages. Raises ValueError if they are not whole."""
-
-    def read() -> tuple[list[tuple[str, int]], int]:
-        stream = window.stream()
-        for _ in range(3):
-            _Reader(stream).load()
-        reader = _StorageReader(stream)
-        reader.load()
-        keys = _Reader(stream).load()
-        if type(keys) is not list:
-            raise ValueError("no list of storages")
-        if len(keys) > MOST_PARTS:
-            raise ValueError(f"more than {MOST_PARTS} storages")
-        known = [reader.found.get(key, ("", 0)) if type(key) is str else ("", 0) for key in keys]
-        return known, stream.tell()
-
-    return confined(window.length, read)
+    stream = window.stream()
+    for _ in range(3):
+        _Reader(stream).load()
+    reader = _StorageReader(stream)
+    reader.load()
+    keys = _Reader(stream).load()
+    if type(keys) is not list:
+        raise ValueError("no list of storages")
+    known = [reader.found.get(key, ("", 0)) if type(key) is str else ("", 0) for key in keys]
+    return known, stream.tell()
 
 
 class _StorageReader(_Reader):

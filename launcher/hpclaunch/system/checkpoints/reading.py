@@ -146,7 +146,7 @@ class CheckpointReading:
         cache: ResultCache,
         *,
         until: float = float("inf"),  # on the monotonic clock
-        is_asked: Callable[[], bool] = lambda: False,  # a request has arrived, so reading ends
+        is_asked: Callable[[], bool] | None = None,  # a request has arrived, so reading ends
         share: tuple[int, int] = ALL,
     ) -> None:
         self._parts = list(parts)
@@ -177,7 +177,7 @@ class CheckpointReading:
         return Outcome(self._wrong, self._is_lasting, not self._stop.is_set())
 
     def _is_over(self) -> bool:
-        if time.monotonic() > self._until or self._is_asked():
+        if time.monotonic() > self._until or (self._is_asked is not None and self._is_asked()):
             self._stop.set()
         return self._stop.is_set()
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hpclaunch.system.shared import disk
@@ -20,19 +21,22 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from hpclaunch.worker.messages import decode, never
 
 from . import AHEAD, ALL, READS, messages
-from .candidates import SECOND, Facts, RoundPeriod
+from .candidates import NOTHING_KNOWN, SECOND, Facts, RoundPeriod
 from .finding import NOTHING, ExaminedCheckpoint, examine, look_at, others, roots, search
 from .reading import CheckpointReading, Outcome, ResultCache
-from .suggestions import newest, patterns
 
 PERIOD = 10.0  # least seconds between two periodic searches
 SHARE = 0.01  # largest share of the time that periodic searches take
 MOST = 64  # checkpoints in one reply
 NICE = 5
-
-
-def _never() -> bool:
-    return False
+MOST_MEMORY = 8 << 30  # bytes; a damaged pickle that claims more is an error, and uses up nothing
+# Where scripts save: the defaults of Lightning, the HF Trainer (several versions), torchtitan and
+# Hydra, and what tutorials and examples use; narrow ones before wide ones.
+DEFAULTS = (
+    *("lightning_logs/**", "trainer_output", "tmp_trainer", "outputs/**", "runs/**"),
+    *("checkpoints", "checkpoint", "ckpts", "ckpt", "snapshots", "saved", "output", "out"),
+    *("results", "models", "."),
+)
 
 
 class CheckpointService:
@@ -45,7 +49,7 @@ class CheckpointService:
         self.cache = ResultCache()
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
         self._whole: set[str] = set()  # marks of checkpoints whose every byte was read
-        self._rounds: messages.RoundTimes = ()
+        self.rounds: messages.RoundTimes = ()
         self._avoid: Mapping[int, str] = NOTHING
         self.watches = False
         self.period = PERIOD
@@ -54,17 +58,13 @@ class CheckpointService:
         self, rounds: messages.RoundTimes, avoid: Mapping[int, str] = NOTHING
     ) -> list[ExaminedCheckpoint]:
         """Return what `finding.search` finds, and remember the arguments. Raises OSError."""
-        self._rounds, self._avoid = rounds, avoid
+        self.rounds, self._avoid = rounds, avoid
         facts = self.facts(rounds)
         return search(self.where, facts, self.cache, opens=self.opens, avoid=avoid)
 
     def examine(self, rounds: messages.RoundTimes = ()) -> Iterator[ExaminedCheckpoint]:
         """Yield what `finding.examine` yields. Raises OSError."""
         return examine(self.where, self.facts(rounds), self.cache, opens=self.opens)
-
-    def watch(self, rounds: messages.RoundTimes, *, on: bool) -> None:
-        """Start or stop the periodic searches."""
-        self.watches, self._rounds = on, rounds
 
     def facts(self, rounds: messages.RoundTimes) -> Facts:
         """Return what the search knows of checkpoints, with these rounds of the job."""
@@ -98,12 +98,12 @@ class CheckpointService:
         if not n or self.is_read(found):
             return "", ""
         must_read = self.verify == "full"
-        return "", self.read(found, _never if must_read else is_asked, share=(k, n)).wrong
+        return "", self.read(found, None if must_read else is_asked, share=(k, n)).wrong
 
     def read(
         self,
         found: ExaminedCheckpoint,
-        is_asked: Callable[[], bool] = _never,
+        is_asked: Callable[[], bool] | None = None,
         *,
         share: tuple[int, int] = ALL,
     ) -> Outcome:
@@ -128,7 +128,7 @@ class CheckpointService:
         """Search, and read the newest checkpoint before anybody needs it."""
         began = time.monotonic()
         try:
-            last = self.search(self._rounds, self._avoid)[-1:]
+            last = self.search(self.rounds, self._avoid)[-1:]
         except OSError:
             return  # the answer to the next request reports it
         finally:
@@ -159,10 +159,38 @@ def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundC
     )
 
 
+def places_of_script(arguments: Iterable[str]) -> list[str]:
+    """Return where a script with these arguments may save, in the form that --checkpoint-dir takes.
+    Directories that the arguments name are first.
+    """
+    named = [word.partition("=")[2] or word for word in arguments]
+    there = [os.path.normpath(word) for word in named if word and os.path.isdir(word)]
+    return list(dict.fromkeys([*there, *(os.path.join(word, "**") for word in there), *DEFAULTS]))
+
+
+def newest_in(places: Iterable[str], since: int) -> tuple[str, ExaminedCheckpoint] | None:
+    """Return (pattern, checkpoint) for the newest complete one that was saved since then (ns)."""
+    best: tuple[str, ExaminedCheckpoint] | None = None
+    for place in places:
+        try:
+            found = search(place, NOTHING_KNOWN)
+        except OSError:  # too many directories, or none that can be read
+            continue
+        for each in found[-1:]:
+            time = each.candidate.time
+            is_newer = best is None or time > best[1].candidate.time
+            if each.lacks is None and time >= since and is_newer:
+                best = place, each
+    return best
+
+
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
     if not die_with(int(agent)):
         return
     os.nice(NICE)  # it also runs while the workers compute
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, MOST_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     server = CheckpointService(**json.loads(settings))
     channel = AgentChannel(fd)
 
@@ -205,12 +233,12 @@ def _replies(
             yield messages.Begun(number)
             yield messages.Looked(number, *server.look_at(request, is_asked))
         case messages.Suggest(arguments=arguments, since=since):
-            match newest(patterns(arguments), since):
+            match newest_in(places_of_script(arguments), since):
                 case (where, one):
                     yield messages.Suggested(where, one.candidate.path)
                 case _:
                     yield messages.Suggested("", "")
         case messages.Watch(on=on, rounds=rounds):
-            server.watch(rounds, on=on)
+            server.watches, server.rounds = on, rounds
         case _:
             never(request)

@@ -41,15 +41,7 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from hpclaunch.worker.messages import decode, never
 from hpclaunch.worker.processes import user_name
 
-from .watcher_messages import (
-    REQUESTS,
-    AskUse,
-    Check,
-    Found,
-    Reply,
-    Request,
-    Used,
-)
+from .watcher_messages import REQUESTS, AskUse, Check, GpuReport, Request
 
 MEMORY_LIMIT = 5.0  # seconds until the memory of dead workers has to be free
 MEMORY_STEP = 0.05  # seconds between two looks; NVML has no event for that
@@ -168,7 +160,7 @@ class Gpus:
         info = nvml.nvmlDeviceGetMemoryInfo
         try:
             older = self._ask(info, None, target.handle)  # counts the driver's own memory as used
-            memory = self._ask(info, older, target.handle, getattr(nvml, "nvmlMemory_v2", None))
+            memory = self._ask(info, older, target.handle, nvml.nvmlMemory_v2)
             used = 0 if memory is None else memory.used
             return replace(reading, processes=self.processes(target, dead), used=used)
         except Lost as e:
@@ -341,7 +333,7 @@ class GpuWatcher:
         use: list[GpuUse] = []
         with contextlib.suppress(Lost):
             use = [] if self.gpus is None else self.gpus.use()
-        self.send(Used(tuple(use)))
+        self.send(GpuReport(use=tuple(use)))
 
     def look(self) -> None:
         """Look for news while the workers run."""
@@ -387,9 +379,9 @@ class GpuWatcher:
         return tuple(dict.fromkeys(p.pid for p in processes if p.ours and not p.dead))
 
     def report(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
-        self.send(Found(of, tuple(findings), tuple(xids)))
+        self.send(GpuReport(tuple(findings), of, tuple(xids)))
 
-    def send(self, reply: Reply) -> None:
+    def send(self, reply: GpuReport) -> None:
         with contextlib.suppress(AgentGoneError):  # run() sees it too
             self.channel.send(reply.encoded())
 

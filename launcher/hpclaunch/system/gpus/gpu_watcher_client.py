@@ -10,30 +10,17 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from hpclaunch.core.health.findings import Finding, Grade
-from hpclaunch.core.health.gpu_rules import XidSeen
 from hpclaunch.core.placement.devices import Gpu
-from hpclaunch.core.protocol.gpu_use import GpuUse
 from hpclaunch.core.protocol.process_kinds import ProcessKind
-from hpclaunch.core.protocol.values import value
 from hpclaunch.worker.messages import decode
 
 from ..shared.helper import Helper, place_of
-from .watcher_messages import REPLIES, AskUse, Check, Found, Used
+from .watcher_messages import REPLIES, AskUse, Check, GpuReport
 
 PERIOD = 30.0  # seconds between two looks at the GPUs while the workers run
 # Seconds until NVML is initialised. Without persistence mode, every GPU is initialised first.
 INIT_LIMIT = 60.0
 ANSWER_LIMIT = 10.0  # seconds, including the five that the memory of dead workers may take
-
-
-@value(frozen=True)
-class GpuReport:
-    """The answer to the check of a round; without a round, news."""
-
-    findings: tuple[Finding, ...] = ()
-    round: int | None = None
-    xids: tuple[XidSeen, ...] = ()
-    use: tuple[GpuUse, ...] | None = None  # the answer to `ask_use`
 
 
 class GpuWatcherClient(Helper):
@@ -84,14 +71,12 @@ class GpuWatcherClient(Helper):
     def reports(self) -> Iterator[GpuReport]:
         """Yield the reports that have arrived. Call this when the descriptor is readable."""
         for reply in self.receive():
-            match decode(REPLIES, reply):
-                case Used(use=use):
-                    self._use_asked, self._use_deadline = False, math.inf
-                    yield GpuReport(use=use)
-                case Found(round=number, findings=findings, xids=xids):
-                    if number is not None and number == self._round:
-                        self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT
-                    yield GpuReport(findings, number, xids)
+            report = decode(REPLIES, reply)
+            if report.use is not None:
+                self._use_asked, self._use_deadline = False, math.inf
+            elif report.round is not None and report.round == self._round:
+                self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT
+            yield report
         if self.lost:
             self._use_deadline = math.inf
         if self.lost and self._round is not None:

@@ -11,29 +11,26 @@ from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
 class Check(Message):
-    """Find all that is wrong before a round begins. Answered by Found with this round."""
+    """Find all that is wrong before a round begins. Answered by a report with this round."""
 
     round: int
     dead: tuple[int, ...]  # pids of the last round's workers, whose memory is waited for
 
 
 class AskUse(Message):
-    """Find out how the GPUs are used. Answered by Used."""
+    """Find out how the GPUs are used. Answered by a report with `use`."""
 
 
-class Found(Message):
-    """The answer to a check; without a round, news: Xids at once, other findings periodically."""
+class GpuReport(Message):
+    """The answer to a request; otherwise news: Xids at once, other findings periodically."""
 
-    round: int | None
-    findings: tuple[Finding, ...]
-    xids: tuple[XidSeen, ...]
-
-
-class Used(Message):
-    use: tuple[GpuUse, ...]  # none where a GPU is lost, or NVML cannot be read
+    findings: tuple[Finding, ...] = ()
+    round: int | None = None  # of the check that it answers
+    xids: tuple[XidSeen, ...] = ()
+    # The answer to AskUse; () where a GPU is lost, or NVML cannot be read.
+    use: tuple[GpuUse, ...] | None = None
 
 
 Request: TypeAlias = Check | AskUse
-Reply: TypeAlias = Found | Used
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
-REPLIES: Kinds[Reply] = by_op(get_args(Reply))
+REPLIES: Kinds[GpuReport] = by_op([GpuReport])

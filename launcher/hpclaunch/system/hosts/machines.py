@@ -12,9 +12,7 @@ from pathlib import Path
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation, Place, a_machine
 from hpclaunch.core.protocol.values import replace
-from hpclaunch.worker import sock_diag
 
-CLAIMS = 100  # names to try at most, since other users may have taken some
 _claims: list[socket.socket] = []  # held for as long as this process lives
 
 
@@ -34,13 +32,13 @@ def first_come(
     `head` (is_host in --rdzv-conf) overrules that. Of several agents on that machine the first one
     is the head.
     """
-    claimed = claim(f"{port} {run_id}") if (is_local(host) if head is None else head) else None
-    is_head = claimed is not None
+    is_there = is_local(host) if head is None else head
+    claimed = claim(f"{port} {run_id}") if is_there else None
     if claimed is not None:
         _claims.append(claimed)
-    index = HEAD if is_head else 1
+    index = 1 if claimed is None else HEAD
     where = _allocation(index, machines, host, port, run_id=run_id, name=name)
-    return replace(where, has_place=is_head)
+    return replace(where, has_place=claimed is not None)
 
 
 def _allocation(
@@ -92,54 +90,32 @@ def _addresses_on(interface: str) -> list[str]:
 
 
 def claim(what: str) -> socket.socket | None:
-    """Return a socket that holds a claim while it is open; None if another process of the user on
-    this machine holds it. If another user has taken a name, the next one is tried.
+    """Return a socket that holds a claim while it is open; None if another process on this machine
+    holds it.
     """
-    for number in range(CLAIMS):
-        s = socket.socket(socket.AF_UNIX)
-        try:
-            s.bind(claim_name(what, number))
-        except OSError as e:
-            if e.errno != errno.EADDRINUSE:
-                return s
+    import hashlib  # loads OpenSSL, which only an agent that meets others needs
+
+    # The name of a socket has at most 107 bytes, and `what` may be longer.
+    digest = hashlib.sha256(os.fsencode(what)).hexdigest()
+    s = socket.socket(socket.AF_UNIX)
+    try:
+        s.bind(f"\0hpclaunch {os.geteuid()} {digest}".encode())
+    except OSError as e:
+        if e.errno == errno.EADDRINUSE:
             s.close()
-            if not _is_of_another_user(claim_name(what, number)):
-                return None
-        else:
-            return s
-    return None
+            return None
+    return s
 
 
 def scope(held: socket.socket) -> str:
-    """Return what identifies a claim: the boot, the network namespace, the user and the number of
-    the name. Only one living process can hold it. "" if it is not known.
+    """Return what identifies a claim: the boot, the network namespace and the user. Only one living
+    process can hold it. "" if it is not known.
     """
-    name = held.getsockname()
-    if not name:
+    if not held.getsockname():
         return ""
-    _, user, _, number = name.decode().split()
     try:
         space = os.stat("/proc/self/ns/net").st_ino
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
         return ""
-    return f"{boot} {space} {user} {number}"
-
-
-def claim_name(what: str, number: int) -> bytes:
-    """Return a name for the socket of a claim."""
-    import hashlib  # loads OpenSSL, which only an agent that meets others needs
-
-    # The name of a socket has at most 107 bytes, and `what` may be longer.
-    digest = hashlib.sha256(os.fsencode(what)).hexdigest()
-    return f"\0hpclaunch {os.geteuid()} {digest} {number}".encode()
-
-
-def _is_of_another_user(name: bytes) -> bool:
-    """Return whether a socket belongs to another user; False if the kernel does not say."""
-    own = (None, os.geteuid())
-    try:
-        found = sock_diag.unix_sockets(socket.SOCK_STREAM)
-        return any(each == name and uid not in own for each, uid in found)
-    except OSError:
-        return False
+    return f"{boot} {space} {os.geteuid()}"

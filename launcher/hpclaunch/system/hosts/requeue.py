@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Mapping
 
-from ..shared import runs, slurm_steps
+from ..shared import slurm_steps
 from ..shared.scontrol import shown
 
 LIMIT = 30.0  # seconds; a controller that is busy takes its time
@@ -44,7 +44,7 @@ def requeue(job: str, environ: Mapping[str, str]) -> None:
 
 def _was_requeued(fields: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     restarts = fields.get("Restarts", "")
-    return restarts.isdecimal() and int(restarts) > runs.before(environ)
+    return restarts.isdecimal() and int(restarts) > slurm_steps.runs_before(environ)
 
 
 def release_others(environ: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
 
-from ..shared import runs, scontrol, slurm_steps
+from ..shared import slurm_steps
 from ..shared.step_membership import own_step
 
 NUMBERS = r"\d{1,9}(?:-\d{1,9})?"  # in the brackets of a host list
@@ -159,7 +159,7 @@ def _of_step(environ: Mapping[str, str], run_id: str) -> Allocation:
         own = "" if run_id in jobs else run_id  # many scripts give the job's id
         if own:
             name += "_" + re.sub(r"\W", "_", own)[:80]
-        if before := runs.before(environ):
+        if before := slurm_steps.runs_before(environ):
             name += f".r{before}"
         task = int(environ.get("SLURM_PROCID") or index)
     except (KeyError, ValueError) as e:
@@ -222,16 +222,7 @@ def _components(environ: Mapping[str, str]) -> list[str]:
 
 
 def expand(nodelist: str) -> list[str]:
-    """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError.
-
-    `scontrol` expands it, where there is one: most containers lack it.
-    """
-    hosts = _expand_here(nodelist)
-    shown = scontrol.said("hostnames", nodelist).split() if len(hosts) > 1 else []
-    return shown or hosts
-
-
-def _expand_here(nodelist: str) -> list[str]:
+    """Return the hosts of a list such as `n[01-03]-ib,gpu07`, in its order. Raises ValueError."""
     known = rf"(?:[\w.,-]|\[{NUMBERS}(?:,{NUMBERS})*\])+"
     is_known = re.fullmatch(known, nodelist, re.ASCII) is not None
     parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # between commas outside of brackets

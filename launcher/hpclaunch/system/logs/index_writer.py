@@ -1,7 +1,7 @@
 """Writes the index of the workers' output (`output_index.py`), for the log service.
 
 Nothing here raises OSError: without an index, only times are missing. Lines that cannot be written
-are joined, and written later with the time of the last one.
+are dropped, except that a file was emptied.
 """
 
 from __future__ import annotations
@@ -137,12 +137,10 @@ class IndexWriter:
         news.sort(key=lambda growth: growth.until)
         if not news:
             return
-        if self._write(news):
-            for file in self._files.values():
-                file.news.clear()
-            return
+        is_written = self._write(news)
         for file in self._files.values():
-            file.news = _joined(file.news)
+            emptied = [] if is_written else [each for each in file.news if each.length == 0]
+            file.news = emptied[-1:]
 
     def _write(self, lines: Sequence[IndexLine]) -> bool:
         """Write lines, if there is an index. Return False if the write failed."""
@@ -163,16 +161,3 @@ class IndexWriter:
         """Return the time, which never goes back."""
         self._time = max(self._time, self._clock())
         return self._time
-
-
-def _joined(news: Sequence[FileGrowth]) -> list[FileGrowth]:
-    """Join the growths of a file into one. If the file was emptied, keep only that line and what
-    followed.
-    """
-    begin = max((at for at, growth in enumerate(news, start=1) if not growth.length), default=0)
-    emptied, growths = news[:begin][-1:], news[begin:]
-    if not growths:
-        return [*emptied]
-    first, last = growths[0], growths[-1]
-    length = last.begin + last.length - first.begin
-    return [*emptied, FileGrowth(last.until, last.until, last.name, first.begin, length)]

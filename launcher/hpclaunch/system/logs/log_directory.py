@@ -143,8 +143,6 @@ def default(name: str, *, alone: bool) -> Path:
     path = above / name
     with _refused(path):
         private_files.make_directory(above.absolute())
-        if (mode := above.stat().st_mode) & OTHERS_WRITE:  # made by an older version
-            above.chmod(stat.S_IMODE(mode) & ~OTHERS_WRITE)
         for number in range(2, MOST) if alone else ():
             try:
                 path.mkdir(mode=0o700)

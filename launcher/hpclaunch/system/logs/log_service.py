@@ -102,7 +102,7 @@ class LogService:
             case messages.ReadTail(id=number, files=files):
                 self._reply(messages.Tail(number, self._tail(files)))
             case messages.LookAtDisk(id=number, directory=directory):
-                self._reply(messages.Disk(number, disk.look(Path(directory))))
+                self._reply(messages.DiskFound(number, disk.look(Path(directory))))
             case messages.Keep(directory=directory, files=texts):
                 self._keep(directory, texts)
             case messages.Append(directory=directory, name=name, text=text):

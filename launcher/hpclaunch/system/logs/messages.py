@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, get_args
 
-from hpclaunch.system.shared.disk import DiskSeen
+from hpclaunch.core.health.host_rules import Disk
 from hpclaunch.worker.messages import Kinds, Message, by_op
 
 
@@ -49,7 +49,7 @@ class ReadTail(Message):
 
 
 class LookAtDisk(Message):
-    """Find the free space for a directory. Answered by Disk."""
+    """Find the free space for a directory. Answered by DiskFound."""
 
     directory: str
     id: int = 0
@@ -123,9 +123,9 @@ class Tail(Message):
     text: str
 
 
-class Disk(Message):
+class DiskFound(Message):
     id: int
-    seen: DiskSeen
+    disk: Disk
 
 
 class Facts(Message):
@@ -166,6 +166,6 @@ Request: TypeAlias = (
     | Remove
     | Finish
 )
-Reply: TypeAlias = Prepared | Refused | Tail | Disk | Facts | Complaint | Lost | Draining
+Reply: TypeAlias = Prepared | Refused | Tail | DiskFound | Facts | Complaint | Lost | Draining
 REQUESTS: Kinds[Request] = by_op(get_args(Request))
 REPLIES: Kinds[Reply] = by_op(get_args(Reply))

@@ -55,8 +55,7 @@ def load_or_create(path: Path) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    # Without O_NONBLOCK, a pipe in its place could make this wait.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as f:
+    with open(path, "rb") as f:
         info = os.fstat(f.fileno())
         limit = time.monotonic() + WRITING
         while len(secret := os.pread(f.fileno(), 4096, 0)) < BYTES and time.monotonic() < limit:

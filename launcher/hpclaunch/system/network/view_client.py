@@ -14,7 +14,6 @@ import sys
 import time
 from typing import Any
 
-from hpclaunch.worker import sock_diag
 from hpclaunch.worker.json_lines import in_pieces
 
 from ..shared import bounded_json
@@ -26,18 +25,13 @@ _KIND = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
 
 
 def sockets() -> list[bytes]:
-    """Return the names of the sockets of this user's agents. Before Linux 5.3 the kernel does not
-    name the owner of a socket: then sockets of other users with such a name are among them.
+    """Return the names of the sockets of this user's agents, and of any others of such a name: the
+    kernel does not list their owners.
     """
-    begin = b"\0" + name_of(os.geteuid())
-    try:
-        found = sock_diag.unix_sockets(socket.SOCK_DGRAM)
-        ours = {name for name, uid in found if uid in (None, os.geteuid())}
-        return sorted(name for name in ours if name.startswith(begin))
-    except OSError:  # the kernel has no sock_diag for Unix sockets
-        with open("/proc/self/net/unix", "rb") as f:
-            words = [line.split()[-1] for line in f if begin[1:] in line]
-        return sorted({b"\0" + word[1:] for word in words if word.startswith(b"@" + begin[1:])})
+    begin = b"@" + name_of(os.geteuid())  # for a null byte, see unix(7)
+    with open("/proc/self/net/unix", "rb") as f:
+        words = {line.split()[-1] for line in f}
+    return sorted(b"\0" + word[1:] for word in words if word.startswith(begin))
 
 
 def ask(question: bytes, names: list[bytes], within: float | None = None) -> dict[bytes, bytes]:
@@ -88,9 +82,7 @@ def _sent(question: bytes, end: socket.socket) -> socket.socket:
 
 
 def _answer(end: socket.socket) -> bytes | None:
-    """Return the content of the file in an answer; None if another user has sent it, or if the file
-    is not like those of agents.
-    """
+    """Return the content of the file in an answer; None if another user has sent it."""
     _, fds = receive_own(end, 1)
     contents = [content_of(fd) for fd in fds]
     return contents[-1] if contents else None

@@ -17,7 +17,6 @@ The socket's buffer throttles clients: it holds few datagrams, and the agent rea
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import stat
@@ -29,8 +28,6 @@ MOST = 16  # questions at a time
 _QUESTION = 64  # bytes
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _DESCRIPTOR = struct.Struct("i")
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-LARGEST = 1 << 26  # bytes of an answer; that of ten thousand workers has about a million
 
 
 def name_of(user: int) -> bytes:
@@ -108,27 +105,19 @@ class ViewSocket:
 
 
 def file_of(data: bytes) -> int:
-    """Return the descriptor of a file in memory that nobody can change."""
-    fd = os.memfd_create("hpclaunch view", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    """Return the descriptor of a file in memory."""
+    fd = os.memfd_create("hpclaunch view", os.MFD_CLOEXEC)
     try:
         os.write(fd, data)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError:
         os.close(fd)
         raise
     return fd
 
 
-def content_of(fd: int) -> bytes | None:
-    """Return the content of a file like those of `file_of`; None for any other file, which is not
-    read. Closes the descriptor.
-    """
+def content_of(fd: int) -> bytes:
+    """Return the content of a file in memory, and close it."""
     try:
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS:
-            size = os.fstat(fd).st_size
-            return os.pread(fd, size, 0) if size <= LARGEST else None
-    except OSError:
-        pass  # it is no file in memory
+        return os.pread(fd, os.fstat(fd).st_size, 0)
     finally:
         os.close(fd)
-    return None

@@ -8,27 +8,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpclaunch.worker.messages import Message
+from hpclaunch.core.health.host_rules import Disk
 
 
-class DiskSeen(Message):
-    """The fields of a `Disk` (core/health/host_rules.py)."""
-
-    path: str
-    free: int = 0
-    files: int | None = None
-    writable: bool = True
-    error: str = ""
-
-
-def look(directory: Path) -> DiskSeen:
+def look(directory: Path) -> Disk:
     """Return the free space. This hangs if the file system does."""
     try:
         there = nearest(directory)
         found = os.statvfs(there)
     except OSError as e:
-        return DiskSeen(str(directory), error=e.strerror or str(e))
-    return DiskSeen(
+        return Disk(str(directory), error=e.strerror or str(e))
+    return Disk(
         str(directory),
         free=found.f_bavail * found.f_frsize,
         files=found.f_favail if found.f_files else None,

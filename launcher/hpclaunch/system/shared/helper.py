@@ -7,8 +7,7 @@ decodes file names as the agent does, and imports this package and libraries fro
 process's end of the socket, BLOCKED the signals that the user had blocked ("12,25"). All signals
 are blocked when it begins: a signal that is meant for the agent must not end it.
 
-main gets a lower number for FD: the agent's may be too high for select(), and for the user's limit
-of open files.
+main gets a lower number for FD: the agent's may be too high for the user's limit of open files.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ class Helper:
                 self._end_children(lambda: below & self._orphans(), limit)
 
     def _is_ready(self, events: int, limit: float) -> bool:
-        """Wait for POLLIN, POLLOUT or either of the socket."""
+        """Wait up to `limit` seconds for POLLIN, POLLOUT or either of the socket."""
         poll = select.poll()
         poll.register(self, events)
         return bool(poll.poll(max(0.0, limit) * 1000))

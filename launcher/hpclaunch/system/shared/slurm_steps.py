@@ -1,4 +1,4 @@
-"""This user's Slurm jobs, and steps in them that take no resources from other steps."""
+"""This user's Slurm jobs, their runs, and steps in them that take no resources from other steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from hpclaunch.core.protocol.errors import UsageError
 
 from .helper import ROOT
 
@@ -86,3 +88,21 @@ def run(command: Sequence[str], env: Mapping[str, str] | None, limit: float = LI
     except subprocess.TimeoutExpired as e:
         out, complaint = e.stdout or b"", f"{command[0]} did not end within {limit:.0f} s"
     return Ended(out.decode(errors="replace").splitlines(), complaint)
+
+
+def runs_before(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has started this job again before this run. Raises UsageError."""
+    text = environ.get("SLURM_RESTART_COUNT", "0")
+    if not text.isdecimal():
+        raise UsageError(f"SLURM_RESTART_COUNT={text} makes no sense: it is no number of restarts")
+    return int(text)
+
+
+def elements_before(environ: Mapping[str, str]) -> int:
+    """Return how far the index of this element of an array is from the lowest one."""
+    first = _number(environ.get("SLURM_ARRAY_TASK_MIN", ""))
+    return max(0, _number(environ.get("SLURM_ARRAY_TASK_ID", "")) - first)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

@@ -24,7 +24,6 @@ class StagingClient(Helper):
     what the lost one has left unfinished on storage.
     """
 
-    has_children = True  # see system/checkpoints/confinement.py
     kind = ProcessKind.STAGER
 
     def __init__(

@@ -25,7 +25,6 @@ from ..candidates import (
     none_newer,
     step_of,
 )
-from ..confinement import UnansweredError
 from ..listing import Folder, Identity
 
 METADATA = ".metadata"
@@ -93,8 +92,6 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
     entry = folder.files[metadata]
     try:
         found = _pieces(entry.path, entry.identity)
-    except UnansweredError as e:
-        raise IncompleteError(f"{metadata} is not known to be whole ({e})") from e
     except ValueError as e:
         raise IncompleteError(f"{metadata} is cut short or damaged ({e})") from e
     if not found:
@@ -112,7 +109,7 @@ def _names_optimizer(path: str, _identity: Identity) -> bool:
 
 
 def _pieces(path: str, identity: Identity) -> dict[str, Pieces]:
-    """Return the pieces of each file. Raises OSError, UnansweredError, and ValueError (damage)."""
+    """Return the pieces of each file. Raises OSError, and ValueError (damage)."""
     folder, name = os.path.split(path)
     known = _known(folder)
     if name not in known or known[name][0] != identity:

@@ -26,7 +26,7 @@ from ..candidates import (
     step_of,
 )
 from ..listing import Entry, Folder
-from . import deepspeed, fsdp, weights
+from . import deepspeed, fsdp, safetensors
 
 STATE = "trainer_state.json"
 ARGUMENTS = "training_args.bin"
@@ -65,7 +65,7 @@ class HfTrainer:
         state = need(files, STATE, "which the Trainer writes last")
         yield Part.of(state, STATE)
         shared = fsdp.shared_parts(folder, candidate.facts)
-        own = [] if shared else weights.model(folder)
+        own = [] if shared else safetensors.model(folder)
         if not shared and not own:
             raise IncompleteError("it has no model that the Trainer could load")
         if not deepspeed.is_root(folder):  # DeepSpeed saves the scheduler in its own files

@@ -1,5 +1,8 @@
 """A file by torch.save, of either form, under any name. A script that saves to one name each time
 has no complete checkpoint while it writes: see docs/checkpoints.md.
+
+MosaicML's Composer calls its files `ep1-ba42-rank0.pt`. (Its sharded checkpoints are directories by
+DCP.)
 """
 
 from __future__ import annotations
@@ -8,9 +11,10 @@ import re
 from functools import lru_cache
 
 from .. import archives
-from ..candidates import CheckpointCandidate, FileFormat, Location, step_of
+from ..candidates import CheckpointCandidate, FileFormat, Location, Step, step_of
 from ..listing import Identity
 
+COMPOSER = re.compile(r"ep\d+-ba(\d+)-rank0(?:\.pt)?")
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 # Parts of other formats' checkpoints: the directory of such a file may be a checkpoint.
 PARTS = re.compile(
@@ -27,6 +31,17 @@ OTHERS = (
 BEGINNING = 1 << 20
 MOST_SEARCHED = 64 << 20
 OPTIMIZER = (b"param_groups", b"optimizer", b"optim_state", b"exp_avg", b"momentum_buffer")
+
+
+class Composer(FileFormat):
+    name = "Composer"
+    load = "Trainer(load_path=path)"
+
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
+        if (named := COMPOSER.fullmatch(place.name)) is None:
+            return None
+        step = Step(int(named[1]), "step", "its name")
+        return CheckpointCandidate(place, self, place.entry, step)
 
 
 class TorchSave(FileFormat):

@@ -1,5 +1,6 @@
-"""Files that others have put beside checkpoints, to take all time or memory of the search: each is
-passed over with one line, and the next checkpoint is used."""
+"""Damaged files among checkpoints, whatever their bytes claim: each is passed over with one line,
+and the next checkpoint is used.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import os
 import pickle
 import re
 import resource
-import struct
 import subprocess
 import tempfile
 import time
@@ -24,18 +24,13 @@ from test_format_torch_save import save, write
 
 import hpclaunch
 from damaged_data import damaged
-from hpclaunch.system.checkpoints import archives, confinement, finding, listing, pickles
+from hpclaunch.system.checkpoints import archives, finding, listing, pickles
 from hpclaunch.system.checkpoints.archives import DamagedError, Window
-from hpclaunch.system.checkpoints.candidates import Facts, FileKind, Location, Part
+from hpclaunch.system.checkpoints.candidates import Facts, FileKind, Part
 from hpclaunch.system.checkpoints.finding import search
-from hpclaunch.system.checkpoints.formats import deepspeed, hf_trainer, megatron, weights
-from hpclaunch.system.checkpoints.formats.dcp import Dcp
-from hpclaunch.system.checkpoints.formats.lightning import Lightning
-from hpclaunch.system.checkpoints.formats.torch_save import TorchSave
-from hpclaunch.system.checkpoints.listing import Folder, entry_at
-from hpclaunch.system.checkpoints.reading import CheckpointReading, ResultCache, structure
-
-pytestmark = pytest.mark.starts  # pickles are read in a child, with its limits
+from hpclaunch.system.checkpoints.formats import megatron
+from hpclaunch.system.checkpoints.listing import entry_at
+from hpclaunch.system.checkpoints.reading import CheckpointReading, ResultCache
 
 PACKAGE = Path(hpclaunch.__file__).parent / "system" / "checkpoints"
 HUGE = 8 << 30
@@ -185,30 +180,20 @@ def test_a_step_of_any_size(tmp_path, step):
     assert found.candidate.step == ((9, "step", "trainer_state.json") if step == '"9"' else None)
 
 
-def colliding_numbers(count: int) -> bytes:
-    """Return a pickle of a dictionary whose keys all have the same hash."""
-    keys = ((number * ((1 << 61) - 1)).to_bytes(16, "little") for number in range(count))
-    return b"\x80\x04}(" + b"".join(b"\x8a\x10" + key + b"N" for key in keys) + b"u."
-
-
 PICKLES = {
     "nested tuples": nested_tuples(60),
-    "a key of nested tuples": nested_tuples(60)[:-6] + b"}h\x3cNs.",
-    "colliding keys": colliding_numbers(200_000),
     "marks": b"\x80\x02" + b"N" * 100_000 + b"(t" * 100_000 + b".",
     "a long text": b"\x80\x04\x8d" + HUGE.to_bytes(8, "little") + b"x.",
     "long bytes": b"\x80\x04\x8e" + HUGE.to_bytes(8, "little") + b"x.",
     "a memo of any size": b"\x80\x02Nr\xff\xff\xff\xff.",
     "a number of any size": b"\x80\x02I" + b"9" * 100_000 + b"\n.",
-    "objects without end": b"\x80\x04" + b"\x8f" * (64 << 20) + b".",
 }
 
 
 @pytest.mark.parametrize("data", PICKLES.values(), ids=list(PICKLES))
 @pytest.mark.parametrize("name", ["step-5.pt", "step-5.ckpt", "step-5/.metadata"])
-def test_pickles(good, tmp_path, data, name, monkeypatch):
-    """Reading a hostile pickle ends; pickles also mark the older form of torch.save."""
-    monkeypatch.setattr(confinement, "MOST_SECONDS", 1)
+def test_pickles(good, tmp_path, data, name):
+    """Reading a damaged pickle ends; pickles also mark the older form of torch.save."""
     (tmp_path / "step-5").mkdir()
     (tmp_path / name).write_bytes(data if name == "step-5/.metadata" else legacy(data))
     assert newest(tmp_path)[0] in (str(good), str(tmp_path / name))
@@ -227,32 +212,7 @@ def test_pickles_that_make_no_sense_are_damaged(good, tmp_path, data):
 def test_a_huge_file_in_the_older_form(good, tmp_path):
     begin = legacy(b"\x80\x04\x8d" + HUGE.to_bytes(8, "little"))
     sparse(tmp_path / "step-5.pt", begin=begin)
-    wrong = "step-5.pt: not known to be whole (its pickle takes too much time or memory)"
-    assert passed_over(tmp_path, good) == wrong
-
-
-def test_a_directory_of_any_length(good, tmp_path, monkeypatch):
-    """Each entry of a directory takes memory."""
-    import torch
-
-    (tmp_path / "step-5.pt").write_bytes(zipped({"optimizer": torch.zeros(1000)}))
-    monkeypatch.setattr(archives, "MOST_DIRECTORY", (tmp_path / "step-5.pt").stat().st_size // 100)
-    path, (*_, line) = newest(tmp_path)
-    assert path == ""
-    assert line.endswith("damaged (its directory is too large)")
-
-
-def test_a_directory_whose_members_overlap(good, tmp_path):
-    """Each of the overlapping members would be read."""
-    import torch
-
-    data = zipped({"optimizer": torch.zeros(1000)})
-    begin, length, count = struct.unpack("<QQQ", data[-66:-42])
-    twice = data[begin : begin + length] * 2
-    record = data[-98:-74] + struct.pack("<QQQQ", 2 * count, 2 * count, 2 * length, begin)
-    locator = data[-42:-34] + (begin + 2 * length).to_bytes(8, "little") + data[-26:-22]
-    (tmp_path / "step-5.pt").write_bytes(data[:begin] + twice + record + locator + data[-22:])
-    assert passed_over(tmp_path, good) == "step-5.pt: damaged (its directory)"
+    assert passed_over(tmp_path, good) == "step-5.pt: cut short or still being written"
 
 
 def test_more_spans_than_there_is_time_for(tmp_path):
@@ -261,13 +221,6 @@ def test_more_spans_than_there_is_time_for(tmp_path):
     part = Part(entry, FileKind.PIECES, entry.name, ((0, HUGE),) * 200_000)
     outcome = CheckpointReading([part], ResultCache(), until=time.monotonic() + 0.1).run()
     assert not outcome.is_complete
-
-
-@pytest.mark.parametrize("name", ["step-5.pt", "step-5.ckpt"])
-def test_a_file_larger_than_any_checkpoint(good, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(archives, "LARGEST", HUGE - 1)
-    sparse(tmp_path / name)
-    assert passed_over(tmp_path, good) == f"{name}: unreadable (File too large)"
 
 
 @pytest.fixture
@@ -317,49 +270,12 @@ def test_wide_directories(good, place, tmp_path, monkeypatch):
         search(str(place))
 
 
-# What is no file any more
-
-
-def test_a_pipe_in_place_of_a_file_that_was_listed(tmp_path):
-    """Opening a pipe would wait until somebody writes."""
-    for name in ("latest", megatron.TRACKER, "trainer_state.json", "model.safetensors.index.json"):
-        (tmp_path / name).write_text("5")
-    for name in (".metadata", "__0_0.distcp", "step-5.pt", "step-5", "5.ckpt"):
-        (tmp_path / name).write_text("5")
-    folder = Folder(str(tmp_path))
-    files = dict(folder.files.look())
-    for name in files:
-        (tmp_path / name).unlink()
-        os.mkfifo(tmp_path / name)
-    assert deepspeed.named(folder) == ""
-    assert megatron._read(folder) is None
-    assert hf_trainer._step(files["trainer_state.json"]) is None
-    for read in (
-        lambda: weights.model(folder),
-        lambda: list(Dcp().parts(Dcp().recognise(_with_folder(tmp_path, folder)))),
-        lambda: TorchSave().recognise(Location(files["step-5"], folder)),
-        lambda: archives.read_whole(str(tmp_path / ".metadata"), 10),
-    ):
-        with pytest.raises(OSError, match="it is not a regular file"):
-            read()
-    assert TorchSave().recognise(Location(files["step-5.pt"], folder)).bare is None
-    assert Lightning().recognise(Location(files["5.ckpt"], folder)) is None
-    part = Part(files["step-5.pt"], FileKind.TORCH, "step-5.pt")
-    assert structure([part], ResultCache()) == "step-5.pt: unreadable (it is not a regular file)"
-
-
-def _with_folder(path: Path, folder: Folder) -> Location:
-    location = Location(entry_at(str(path)), Folder(str(path.parent)))
-    location.folder = folder
-    return location
-
-
 def test_files_are_opened_in_one_place_only():
     opened = {
         path.name
         for path in PACKAGE.rglob("*.py")
         if re.search(
-            r'(?<![\w.])open\(|os\.open\(|(?<!Path\("/proc/self/statm"\)\.)read_(text|bytes)\(',
+            r"(?<![\w.])open\(|os\.open\(|read_(text|bytes)\(",
             path.read_text(),
         )
     }
@@ -398,32 +314,18 @@ ANY_DATA = st.deferred(lambda: damaged(samples()))
 @pytest.mark.fuzz
 @given(ANY_DATA)
 def test_any_pickle(data):
-    """All readers share a child, as long as each of them has an answer in it."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
         window = Window(file.fileno(), len(data))
-        readers = (
+        for read in (
             pickles.pieces,
             pickles.storages,
             lambda window: pickles.fields(window, FIELDS),
             lambda window: pickles.fields(window, FIELDS, before=3),
-        )
-
-        def read_with_all():
-            for read in readers:
-                with contextlib.suppress(ValueError):
-                    read(window)
-
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(pickles, "confined", lambda _size, work: work())
-                confinement.confined(len(data), read_with_all)
-        except confinement.UnansweredError:
-            for read in readers:
-                # A few bytes can claim a memo of gigabytes: then there is no answer.
-                with contextlib.suppress(ValueError, confinement.UnansweredError):
-                    read(window)
+        ):
+            with contextlib.suppress(ValueError):
+                read(window)
 
 
 @pytest.mark.fuzz
