@@ -144,6 +144,22 @@ waits()
     assert sum(" in __getitem__\n" in text for _, text in found["forked"]) == 1
 
 
+def test_the_main_thread_of_many(server, forks, tmp_path):
+    """faulthandler writes the stacks of a hundred threads at most, the main one last."""
+    text = """
+import threading
+def pool():
+    threading.Event().wait()
+def waits():
+    print("there", flush=True), threading.Event().wait()
+for _ in range(120):
+    threading.Thread(target=pool, daemon=True).start()
+waits()
+"""
+    found = stacks_of(server, ANSWERS + text, tmp_path, forks)
+    assert state_of(found).place == "train.py:9, waits"
+
+
 def test_descriptors_have_the_numbers_that_they_have_without_us(server, tmp_path):
     text = f"""
 import os, sys

@@ -26,6 +26,8 @@ PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
 MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # entries of flight recorders
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 UNCOUNTED_CODE = ("EXTENDED_ARG", "KW_NAMES")  # opcodes that change nothing on the stack
+MOST_THREADS = 100  # faulthandler writes the stacks of so many threads, the newest first
+MOST_FRAMES = 100  # of a stack, as in faulthandler
 
 
 def start(place: "layout.Place", slot: "layout.Slot") -> None:
@@ -58,11 +60,28 @@ def _answer(place: "layout.Place", slot: "layout.Slot", handler: "Any") -> None:
             with layout.Opened(place.server, place.stacks, os.O_WRONLY | os.O_APPEND) as to:
                 os.write(to, layout.BEGUN)
                 handler.dump_traceback(to, all_threads=True)
-                os.write(to, layout.WRITTEN)
+                os.write(to, _left_out() + layout.WRITTEN)
             if asked == layout.ENTRIES:
                 _append(place, recorded())
     except (OSError, RuntimeError):
         pass  # the fork server is gone, or there are too many open files
+
+
+def _left_out() -> bytes:
+    """Return the main thread's stack in faulthandler's format, if faulthandler leaves it out
+    because there are too many newer threads; else b""."""
+    import threading
+
+    main: Any = threading.main_thread().ident
+    frame: Any = sys._current_frames().get(main)
+    if frame is None or len(sys._current_frames()) <= MOST_THREADS:
+        return b""
+    lines = [f"\nThread {main:#018x} (most recent call first):"]
+    while frame is not None and len(lines) <= MOST_FRAMES:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join([*lines, ""]).encode("ascii", "backslashreplace")
 
 
 def _append(place: "layout.Place", text: bytes) -> None:
