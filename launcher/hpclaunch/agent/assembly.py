@@ -25,10 +25,9 @@ from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .history_keeping import HistoryKeeping
 from .joining import join
-from .last_words import LastWords
 from .later_imports import LaterImports
 from .ledger_keeping import LedgerKeeping
-from .logs import Logs
+from .logs import LastWords, Logs
 from .loop import Loop
 from .metrics import Metrics
 from .notifying import Notifying

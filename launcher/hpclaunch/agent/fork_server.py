@@ -42,7 +42,7 @@ from .adapter import Adapter, Fd, Performs
 from .context import Context
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
-from .last_words import LastWords
+from .logs import LastWords
 from .output import Output
 from .resuming import Resuming
 from .round_start import RoundStart
