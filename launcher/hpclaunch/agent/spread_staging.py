@@ -156,10 +156,6 @@ class SpreadStaging(Staging):
             self._leave()
             self._remove()
 
-    def flush(self, effect: effects.FlushStage) -> list[events.Event]:
-        # Even if no round has saved here: other nodes may have files in memory.
-        return self._flush(effect)
-
     # Replies
 
     def _on_reply(self, reply: messages.Reply) -> list[events.Event]:
