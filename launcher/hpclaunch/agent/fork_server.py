@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -47,15 +47,6 @@ from .output import Output
 from .resuming import Resuming
 from .round_start import RoundStart
 from .workers import prepare
-
-Remark: TypeAlias = (
-    messages.Unhandled
-    | messages.Template
-    | messages.Restart
-    | messages.Renewed
-    | messages.PassedOver
-    | messages.Continued
-)
 
 
 class ForkServer(Adapter):
@@ -255,7 +246,7 @@ class ForkServer(Adapter):
                 self._inform(reply)
         return ()
 
-    def _inform(self, reply: Remark) -> None:
+    def _inform(self, reply: messages.Event) -> None:
         """Record, or note in the journal, something that the core does not need."""
         if not isinstance(reply, messages.Unhandled | messages.Continued):
             self._note(reply.op, reply.fields())
