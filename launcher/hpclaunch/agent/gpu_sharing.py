@@ -62,8 +62,8 @@ class GpuSharing(Adapter):
         from ..core.placement import mps_shares
         from ..system.gpus.mps import installed
 
-        self._settings = mps_shares.Settings(*self._config.mps)
-        if not mps_shares.wanted(self._settings, part.shares):
+        settings = mps_shares.Settings(*self._config.mps)
+        if not mps_shares.wanted(settings, part.shares):
             return self._begin(part, mps_shares.MpsSupport())
         here, pipes = installed(self._environ, self._config.cuda)
         if not pipes:
@@ -93,8 +93,8 @@ class GpuSharing(Adapter):
         from ..core.placement import mps_shares
         from ..system.gpus.mps import MpsKeeperClient, stale
 
-        gpus = self._config.gpus
-        plan = mps_shares.plan(self._settings, part.shares, gpus, found, host=self._host)
+        settings = mps_shares.Settings(*self._config.mps)
+        plan = mps_shares.plan(settings, part.shares, self._config.gpus, found, host=self._host)
         if plan.error:
             return self._cannot(plan.error)
         self._record_once(*plan.notes)
@@ -183,8 +183,8 @@ class GpuSharing(Adapter):
         """Continue without MPS, if that is possible."""
         from ..core.placement import mps_shares
 
-        gpus = self._config.gpus
-        left = mps_shares.without(self._settings, part.shares, gpus, why, host=self._host)
+        settings, gpus = mps_shares.Settings(*self._config.mps), self._config.gpus
+        left = mps_shares.without(settings, part.shares, gpus, why, host=self._host)
         if left.error:
             return self._cannot(left.error)
         self._record_once(*left.notes)
