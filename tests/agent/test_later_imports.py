@@ -19,7 +19,6 @@ NEEDED_AT_ONCE = {
     "core.placement.mps_shares",
     "observe.live_line",
     "observe.text_style",
-    "observe.notifications",
     "system.gpus.gpu_watcher_client",
     "system.gpus.mps",
     "system.network.view_socket",
