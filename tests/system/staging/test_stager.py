@@ -3,13 +3,14 @@
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from kill_points import Node, close
+from kill_points import Channel, Node, close
 from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
 from test_golden import TREES, tree
@@ -26,7 +27,9 @@ from hpclaunch.system.staging import (
 from hpclaunch.system.staging import looking as looking_module
 from hpclaunch.system.staging import restoring as restoring_module
 from hpclaunch.system.staging.record import Record
+from hpclaunch.system.staging.requests import Requests
 from hpclaunch.system.staging.stage_directory import RECORD, rmtree
+from surroundings import entered
 
 SECOND = 10**9
 NOBODY = 65534
@@ -765,6 +768,38 @@ def test_full_storage_takes_what_it_has_room_for(node, stager, monkeypatch):
     stager.work()
     assert picture(node.storage) == picture(node.stage)
     assert not sent(node, messages.DrainFailed)
+
+
+def test_a_disk_with_hard_links_in_one_directory_only_is_refused(node, stager, monkeypatch):
+    """BeeGFS is one."""
+    link = os.link
+
+    def within_one(source, target, **options):
+        if os.path.dirname(source) != os.path.dirname(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), target)
+        link(source, target, **options)
+
+    monkeypatch.setattr(os, "link", within_one)
+    assert isinstance(stager.restore(messages.Restore(1)), messages.Refused)
+
+
+@pytest.mark.skipif("descriptors" in entered, reason="no process can have as many files")
+def test_requests_are_read_from_descriptors_of_any_number():
+    """select() takes none beyond 1023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]
+    try:
+        channel = Channel()
+        requests = Requests(channel)
+        requests.wake()
+        requests.serve(60.0)
+        channel.close()
+        os.close(requests._waking)
+    finally:
+        for fd in files:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):
