@@ -166,7 +166,7 @@ def test_an_answer_that_is_too_late_is_dropped(runner, errands):
 
 
 def test_errands_that_hang_delay_no_other(runner, errands, py_spy):
-    """Their process is kept: once a file system has stalled, a start of another may block."""
+    # Their process is kept: once a file system has stalled, a start of another may block.
     for _ in range(20):
         runner.run("stacks", hanging(py_spy))
     first = helper()
