@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import saving_scripts
 from kill_points import Channel, Node, close
 from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
@@ -869,10 +870,13 @@ def user():
             os.seteuid(0)
 
 
+def read_only(directory):
+    for path in (*directory.rglob("*"), directory):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
 def test_read_only_directories(user):
-    """A stager moves them to storage, replaces one (`last`), and deletes others. On storage, their
-    owner can write to them.
-    """
+    """A stager moves them to storage, replaces one (`last`), and deletes others."""
     node = Node(user)
     stager = node.stager()
     for step in (1, 2, 3):
@@ -880,16 +884,53 @@ def test_read_only_directories(user):
             rmtree(str(path))
         for script in ("sealed", "sealed-one-name"):
             SCRIPTS[script](node.stage, step)
-        saved = picture(node.stage)
         for path in node.stage.iterdir():
-            path.chmod(0o555)
+            read_only(path)
         for _ in range(2):
             stager.work()
-        assert picture(node.storage) == saved
+        assert picture(node.storage) == picture(node.stage)
     assert not sent(node, messages.DrainFailed)
     assert sorted(os.listdir(node.storage)) == ["last", "step-3"]
-    assert (node.storage / "last").stat().st_mode & 0o777 == 0o755
+    assert (node.storage / "last").stat().st_mode & 0o777 == 0o555
     node.close(stager)
+    rmtree(str(user / "memory"))
+    rmtree(str(user / "storage"))
+
+
+@pytest.mark.parametrize("script", ["sealed", "sealed-one-name"])
+def test_read_only_directories_of_an_earlier_launch(user, script):
+    """It has saved on storage. What is restored is replaced there, or deleted."""
+    node = Node(user)
+    SCRIPTS[script](node.storage, 1)
+    (path,) = node.storage.iterdir()
+    read_only(path)
+    stager = node.stager()
+    assert stager.restore(messages.Restore(1)).path == str(path)
+    rmtree(str(node.stage / path.name))
+    SCRIPTS[script](node.stage, 2)
+    for _ in range(2):
+        stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert picture(node.storage) == picture(node.stage)
+    node.close(stager)
+    rmtree(str(user / "storage"))
+
+
+def test_read_only_directories_make_room_in_memory(user, monkeypatch):
+    monkeypatch.setattr(saving_scripts, "rotate", lambda *_: None)  # the script keeps all
+    node = Node(user)
+    stager = node.stager()
+    for step in (1, 2):
+        SCRIPTS["sealed"](node.stage, step)
+        read_only(node.stage / f"step-{step}")
+        stager.work()
+    monkeypatch.setattr(stager.memory, "lack", lambda *_: ("no room", ""))
+    stager.work()
+    assert os.listdir(node.stage) == ["step-2"]
+    assert sorted(os.listdir(node.storage)) == ["step-1", "step-2"]
+    node.close(stager)
+    rmtree(str(user / "memory"))
+    rmtree(str(user / "storage"))
 
 
 def test_an_unreadable_file_beside_a_checkpoint(user):

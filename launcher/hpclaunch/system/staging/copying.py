@@ -191,9 +191,8 @@ def _finish(path: str, each: StagedFile) -> None:
     try:
         found = os.fstat(fd)
         inherited = found.st_mode & 0o7000  # such as setgid, in a group's directory
-        writable = 0o700 if each.is_folder else 0  # else it cannot be moved to another directory
         with contextlib.suppress(PermissionError):  # some file systems keep modes by ACLs only
-            os.fchmod(fd, each.mode & 0o777 | writable | inherited)
+            os.fchmod(fd, each.mode & 0o777 | inherited)
         os.utime(fd, ns=(found.st_atime_ns, each.time))
         os.fsync(fd)
     finally:

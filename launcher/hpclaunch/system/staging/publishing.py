@@ -17,6 +17,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -106,22 +107,37 @@ def place(drafted: str, final: str) -> None:
     are_files = not os.path.isdir(drafted) or os.path.islink(drafted)
     if are_files and not (os.path.isdir(final) and not os.path.islink(final)):
         os.replace(drafted, final)
-    elif not os.path.lexists(final):
-        os.rename(drafted, final)
     else:
-        _exchange(drafted, final)
+        with _writable(drafted, final):
+            if not os.path.lexists(final):
+                os.rename(drafted, final)
+            else:
+                _exchange(drafted, final)
     sync(os.path.dirname(final))
 
 
+@contextlib.contextmanager
+def _writable(path: str, moved: str) -> Iterator[None]:
+    """Make a read-only directory writable until it is at `moved`: a move changes its ".."."""
+    mode = os.lstat(path).st_mode
+    is_read_only = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
+    if is_read_only:
+        os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
+    yield
+    if is_read_only:
+        os.chmod(moved, stat.S_IMODE(mode))
+
+
 def _exchange(drafted: str, final: str) -> None:
-    try:
-        _rename_exchange(drafted, final)
-    except OSError as e:
-        if e.errno not in NO_EXCHANGE:
-            raise
-        os.rename(final, final + OLD)
-        os.rename(drafted, final)
-        os.rename(final + OLD, drafted)
+    with _writable(final, drafted):
+        try:
+            _rename_exchange(drafted, final)
+        except OSError as e:
+            if e.errno not in NO_EXCHANGE:
+                raise
+            os.rename(final, final + OLD)
+            os.rename(drafted, final)
+            os.rename(final + OLD, drafted)
 
 
 def _rename_exchange(one: str, other: str) -> None:
@@ -174,7 +190,8 @@ def _link_or_copy(path: str, new: str) -> None:
 def remove(path: str, root: str, launch: str) -> None:
     """Delete a file or directory: first its name, in one step. Raises OSError."""
     with draft(root, launch) as drafted:
-        os.rename(path, os.path.join(drafted, "old"))
+        with _writable(path, old := os.path.join(drafted, "old")):
+            os.rename(path, old)
         sync(os.path.dirname(path))
 
 
