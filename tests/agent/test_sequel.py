@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -90,17 +91,32 @@ def test_the_head_asks_slurm(agent, tmp_path):
     assert output == "hpclaunch: job 71 is requeued: run 2 follows\n"
 
 
-def test_the_head_asks_slurm_though_nobody_reads_the_console(agent, tmp_path):
+@pytest.fixture
+def full():
+    """Yield both ends of a pipe into which nothing more can be written."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(writer, b"." * 4096)
     os.set_blocking(writer, True)
-    assert agent(stderr=writer).wait(timeout=20) == 0
-    assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71"]
+    yield reader, writer
     os.close(reader)
     os.close(writer)
+
+
+def test_the_head_asks_slurm_though_nobody_reads_the_console(agent, full, tmp_path):
+    assert agent(stderr=full[1]).wait(timeout=20) == 0
+    assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71"]
+
+
+def test_a_console_that_is_read_late_gets_the_message(agent, full):
+    process = agent(stderr=full[1])
+    time.sleep(1.0)
+    os.read(full[0], 1 << 20)
+    os.set_blocking(full[0], False)
+    assert process.wait(timeout=20) == 0
+    assert os.read(full[0], 1 << 20) == b"hpclaunch: job 71 is requeued: run 2 follows\n"
 
 
 def test_the_others_wait_for_sigterm(agent, tmp_path):

@@ -19,6 +19,7 @@ from ..system.shared.helper import say_now
 
 # Seconds to wait until Slurm ends the step: after the request, and after the time it has announced.
 ASKED, OVERDUE = 60.0, 120.0
+READ = 3.0  # seconds for a console that is full to be read
 
 
 def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: bool) -> None:
@@ -62,4 +63,4 @@ def _end_chain(environ: Mapping[str, str]) -> None:
 
 
 def _show(fact: AnotherRun) -> None:
-    say_now(harmless(words_of_another_run(fact)))  # the log service has ended
+    say_now(harmless(words_of_another_run(fact)), READ)  # the log service has ended

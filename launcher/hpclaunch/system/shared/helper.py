@@ -243,10 +243,12 @@ def _say_that_it_continues(kind: ProcessKind) -> None:
     say_now(f"the {NAMES[kind]} on {socket.gethostname()} {CONTINUES}")
 
 
-def say_now(text: str) -> None:
-    """Write a message to standard error without the log service, unless that would block."""
+def say_now(text: str, limit: float = 0.0) -> None:
+    """Write a message to standard error without the log service, unless that would block for longer
+    than `limit` seconds.
+    """
     with contextlib.suppress(OSError):
-        if select.select([], [2], [], 0)[1]:
+        if select.select([], [2], [], limit)[1]:
             os.write(2, f"hpclaunch: {text}\n".encode(errors="replace"))
 
 
