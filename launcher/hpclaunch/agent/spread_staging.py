@@ -98,7 +98,7 @@ class SpreadStaging(Staging):
     def _follow(self) -> None:
         """Stop what this agent did as the leader."""
         self._led = self._request = self._wait = None
-        self._search_number = 0
+        self._search_number, self._is_first = 0, False  # another agent may begin a round
         if self._client is not None:
             self._client.send(messages.Follow())
 
