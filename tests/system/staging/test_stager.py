@@ -899,7 +899,7 @@ def test_read_only_directories(user):
 
 @pytest.mark.parametrize("script", ["sealed", "sealed-one-name"])
 def test_read_only_directories_of_an_earlier_launch(user, script):
-    """It has saved on storage. What is restored is replaced there, or deleted."""
+    """An earlier launch has saved on storage. What is restored is replaced there, or deleted."""
     node = Node(user)
     SCRIPTS[script](node.storage, 1)
     (path,) = node.storage.iterdir()
