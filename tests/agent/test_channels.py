@@ -226,7 +226,7 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     head.send(3, PlaceGiven("a2", 2))
     assert agents.until(other, events.Received).message.index == 2
     before = other.port
-    other.take_place(2)
+    other.performs()[effects.TakePlace](effects.TakePlace(2))
     assert [place.host for place in other.where.places] == ["m0", "machine 1", "m1"]
     agents.until(other, events.HeadReached)
     heard = agents.until(head, events.Received, lambda: other.send(0, a_report(2)))

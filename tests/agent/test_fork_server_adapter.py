@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpclaunch.agent.fork_server import ForkServer
-from hpclaunch.agent.last_words import LastWords
+from hpclaunch.agent.logs import LastWords
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.worker.fork_server_messages import Listen
 

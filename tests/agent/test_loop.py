@@ -112,6 +112,41 @@ def test_an_event_is_handled_before_its_adapter_continues():
     each.close([])
 
 
+class Opening(Clock):
+    """An adapter that opens a pipe in which nothing arrives, once `before` has closed its own."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.before, self.given = before, []
+
+    def ready(self, fds, now):
+        if self.before.after is not None and not self.given:
+            number = self.before.reader
+            self.before.close()
+            self.reader, self.writer = os.pipe()
+            assert self.reader == number
+            self.given.append(self.reader in fds)
+
+
+class Readable(Pipe):
+    def ready(self, fds, now):
+        if self.reader in fds:
+            self.after = ()
+        return ()
+
+    def fds(self):
+        return [] if self.after is not None else [self.reader]
+
+
+def test_a_number_that_is_used_again_in_the_same_turn_is_not_ready():
+    pipe = Readable()
+    opening = Opening(pipe)
+    looping(World(), pipe, opening).run([events.Started()])
+    assert opening.given == [False]
+    os.close(opening.reader)
+    os.close(opening.writer)
+
+
 def test_the_loop_wakes_at_the_earliest_deadline():
     clock = Clock()
     end = looping(World(), Adapter(), clock).run([events.Started()])

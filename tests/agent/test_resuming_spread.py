@@ -12,6 +12,7 @@ from polling import receive
 
 from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.resuming import SETTLED, Resuming
+from hpclaunch.agent.stage_waits import Copies
 from hpclaunch.agent.staged_paths import StagedPaths
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.crc import checksum
@@ -39,7 +40,7 @@ class Staging:
     """An adapter of a stager. `asked` has the requests; a restore gets `restored` into memory."""
 
     def __init__(self, paths):
-        self.paths, self.asked, self.skipped = paths, [], ()
+        self.paths, self.asked, self.skipped, self.copies = paths, [], (), Copies()
         self.restored = []
         self.is_late, self.waits = False, None  # a search that waits for the restore
 
@@ -73,9 +74,6 @@ class Staging:
     def note_round(self, *, stages):
         if not stages:
             self.paths = None
-
-    def note_newest(self, path):
-        self.newest = path
 
 
 @pytest.fixture
@@ -180,7 +178,7 @@ def test_the_newest_for_the_status_is_the_stagers(resuming, staging, recorded, t
     ((_, number),) = staging.asked
     assert staging.on_searched(Searched(number, (found(path),))) == []
     assert not resuming.seeks_newest
-    assert staging.newest == str(path)
+    assert staging.copies.given_up("", "").checkpoint == str(path)
     assert [type(fact) for fact in recorded] == [CheckpointSaved]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -41,7 +43,7 @@ FORBIDS = "echo no >&2; exit 1"
 def agent(tmp_path):
     running = []
 
-    def begin(*, leads=True, says="true", asked=0.01):
+    def begin(*, leads=True, says="true", asked=0.01, stderr=subprocess.PIPE):
         (tmp_path / "restarts").write_text("0")
         for name, text in (
             ("scontrol", SCONTROL.format(says)),
@@ -59,12 +61,12 @@ def agent(tmp_path):
             cwd=tmp_path,
             env=environ,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         running.append(process)
         begins = process.stdout.readline()
-        assert begins == "begins\n", process.stderr.read()
+        assert begins == "begins\n"
         return process
 
     yield begin
@@ -87,6 +89,34 @@ def test_the_head_asks_slurm(agent, tmp_path):
     _, output = agent().communicate(timeout=60)
     assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71"]
     assert output == "hpclaunch: job 71 is requeued: run 2 follows\n"
+
+
+@pytest.fixture
+def full():
+    """Yield both ends of a pipe into which nothing more can be written."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"." * 4096)
+    os.set_blocking(writer, True)
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_the_head_asks_slurm_though_nobody_reads_the_console(agent, full, tmp_path):
+    assert agent(stderr=full[1]).wait(timeout=20) == 0
+    assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71"]
+
+
+def test_a_console_that_is_read_late_gets_the_message(agent, full):
+    process = agent(stderr=full[1])
+    time.sleep(1.0)
+    os.read(full[0], 1 << 20)
+    os.set_blocking(full[0], False)
+    assert process.wait(timeout=20) == 0
+    assert os.read(full[0], 1 << 20) == b"hpclaunch: job 71 is requeued: run 2 follows\n"
 
 
 def test_the_others_wait_for_sigterm(agent, tmp_path):

@@ -285,6 +285,16 @@ def test_the_leading_agent_flushes_even_if_it_has_begun_no_round(head):
     assert head.flushed()[0] == events.StageFlushed(number=5)
 
 
+def test_one_that_leads_again_flushes_what_rounds_of_others_have_saved(head):
+    head.search(is_first=True)
+    head.control.leads = False
+    head.turn()
+    head.control.leads = True
+    head.adapter.lead(LEAD)
+    assert head.adapter.flush(effects.FlushStage(time.monotonic() + 9.0, number=5)) == []
+    assert head.flushed()[0] == events.StageFlushed(number=5)
+
+
 def test_a_search_during_the_flush_does_not_end_the_wait_for_it(head):
     """Slurm may explain its SIGTERM so late that the last save is looked for only then."""
     assert head.adapter.flush(effects.FlushStage(time.monotonic() + 9.0, number=5)) == []

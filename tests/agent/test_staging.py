@@ -297,7 +297,7 @@ def test_storage_that_fails_is_named_once_per_reason(staging):
 
 
 def test_a_log_that_could_not_be_copied_is_named_and_is_no_lost_checkpoint(staging):
-    staging.adapter.note_newest("/s/ckpt/1.pt")
+    staging.adapter.copies.note_saved("/s/ckpt/1.pt")
     staging.reply(messages.Drained("/s/ckpt/1.pt", 1, 10, 2.5))
     staging.reply(messages.OtherFailed("/s/ckpt/log", FULL))
     assert staging.said[-1] == f"/s/ckpt/log was not copied to storage: {FULL}; it is tried again"
@@ -343,7 +343,7 @@ def test_a_checkpoint_with_files_of_several_saves_is_lost_with_the_job(staging):
 
 def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
     until = time.monotonic() + 100.0
-    staging.adapter.note_newest("/s/ckpt/2.pt")
+    staging.adapter.copies.note_saved("/s/ckpt/2.pt")
     staging.flush(until)
     assert staging.adapter.deadline() < until
     assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/2.pt",), True, 5)]
@@ -351,7 +351,7 @@ def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):
 
 
 def test_a_checkpoint_that_is_on_storage_is_not_called_lost(staging):
-    staging.adapter.note_newest("/s/ckpt/2.pt")
+    staging.adapter.copies.note_saved("/s/ckpt/2.pt")
     staging.reply(messages.DrainProgress("/s/ckpt/2.pt", 5, 10))
     staging.reply(messages.Drained("/s/ckpt/2.pt", 2, 10, 2.5))
     until = time.monotonic() + 100.0
@@ -361,9 +361,9 @@ def test_a_checkpoint_that_is_on_storage_is_not_called_lost(staging):
 
 
 def test_one_that_was_saved_again_under_its_name_is_lost(staging):
-    staging.adapter.note_newest("/s/ckpt/last.pt")
+    staging.adapter.copies.note_saved("/s/ckpt/last.pt")
     staging.reply(messages.Drained("/s/ckpt/last.pt", 2, 10, 2.5))
-    staging.adapter.note_newest("/s/ckpt/last.pt")
+    staging.adapter.copies.note_saved("/s/ckpt/last.pt")
     until = time.monotonic() + 100.0
     staging.flush(until)
     assert staging.adapter.update(until) == [events.StageFlushed(("/s/ckpt/last.pt",), True, 5)]
@@ -373,7 +373,7 @@ def test_names_of_which_storage_has_had_a_checkpoint_are_known(staging):
     staging.reply(messages.Drained("/s/ckpt/1.pt", 1, 10, 2.5))
     staging.reply(messages.Drained("/s/ckpt/2.pt", 2, 10, 2.5))
     names = ("/s/ckpt/1.pt", "/s/ckpt/2.pt", "/s/ckpt/3.pt")
-    assert [staging.adapter.has_stored(name) for name in names] == [True, True, False]
+    assert [staging.adapter.copies.has_stored(name) for name in names] == [True, True, False]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -47,7 +47,7 @@ class Adapter:
         return math.inf
 
     def ready(self, fds: Collection[Fd], now: float) -> Iterable[Event] | None:
-        """Read from those of the descriptors `fds` that belong to this adapter."""
+        """Read from `fds`, those of this adapter's descriptors that are ready."""
         return None
 
     def update(self, now: float) -> Iterable[Event] | None:

@@ -14,6 +14,7 @@ from ..system.logs.log_client import LogServiceClient
 from ..system.processes.fork_server_client import ForkServerClient
 from ..system.processes.signals import Signals
 from ..system.shared.steady_date import SteadyDate
+from . import sequel
 from .adapter import Adapter
 from .channels import Channels
 from .config import Config
@@ -25,10 +26,8 @@ from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .history_keeping import HistoryKeeping
 from .joining import join
-from .last_words import LastWords
-from .later_imports import LaterImports
 from .ledger_keeping import LedgerKeeping
-from .logs import Logs
+from .logs import LastWords, Logs
 from .loop import Loop
 from .metrics import Metrics
 from .notifying import Notifying
@@ -113,7 +112,6 @@ class Agent:
             context.errands,
             network,
             end_watch,
-            LaterImports(),
             viewing,  # its answers include what has arrived in the same turn
             Metrics(context, viewing),
             notifying,
@@ -186,7 +184,5 @@ def run(
     agent = Agent(config, os.environ, signals, server, logs)
     begun()
     end = agent.run()
-    from . import sequel  # needed only at the end
-
     sequel.carry_out(end.verdict, config.job, os.environ, leads=agent.control.leads)
     return exit_code(end.verdict, config)

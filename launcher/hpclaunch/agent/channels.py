@@ -101,19 +101,6 @@ class Channels(Adapter):
             self._record(PortTaken(self.here.host, chosen, server.port))
         return server
 
-    def take_place(self, index: int) -> None:
-        """Become the agent of this place. Raises UsageError if it is taken, or no port is free."""
-        places = with_place(self.where.places, index, stand_in=self.where.index)
-        self.where = replace(self.where, places=places, index=index, has_place=True)
-        self.dial([], [])
-        self.dial([HEAD], [""])
-        self.server = self._listen()
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-        if self._notice is not None:
-            self.leave_notice(*self._notice)
-
     @property
     def port(self) -> int:
         """The port at which this agent listens, and at which its death notice is posted later."""
@@ -159,12 +146,22 @@ class Channels(Adapter):
         }
 
     def _take_place(self, effect: effects.TakePlace) -> list[events.Event]:
-        host = self.here.host
+        """Become the agent of this place."""
+        host, index = self.here.host, effect.index
+        places = with_place(self.where.places, index, stand_in=self.where.index)
+        self.where = replace(self.where, places=places, index=index, has_place=True)
+        self.dial([], [])
+        self.dial([HEAD], [""])
         try:
-            self.take_place(effect.index)
+            self.server = self._listen()
         except UsageError as e:
             trouble = Trouble(Origin.USAGE, f"on {host}: {e}")
             return [events.TroubleFound(trouble)]
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+        if self._notice is not None:
+            self.leave_notice(*self._notice)
         return [events.PlaceTaken(self.port)]
 
     def dial(self, agents: Sequence[int], addresses: Sequence[str]) -> None:

@@ -18,8 +18,6 @@ from ..system.shared.helper import Helper
 from ..worker.messages import decode
 from .adapter import Adapter, Fd
 
-MOST_HUNG = 8  # hung errands, each with a thread, after which the process is replaced
-
 Done: TypeAlias = Callable[[Answer | None], Iterable[events.Event]]
 
 
@@ -49,9 +47,9 @@ class PendingErrand:
 class Errands(Adapter):
     """Sends errands to the process that runs them, and receives the answers.
 
-    The process starts with the first errand. It is replaced if it was killed, or if MOST_HUNG
-    errands hang and no other is pending. It is kept when it is idle: once a file system has
-    stalled, starting or ending a process may block the loop.
+    The process starts with the first errand, and is replaced if it was killed. It is kept when it
+    is idle, and when errands hang: once a file system has stalled, starting or ending a process may
+    block the loop.
     """
 
     limits_helper: ClassVar[bool] = True
@@ -62,7 +60,6 @@ class Errands(Adapter):
         self._is_refused = False  # no further process may start, after too many have ended
         self._number = 0
         self._pending: dict[int, PendingErrand] = {}
-        self._hung: set[int] = set()  # errands that were given up and still run in the process
 
     def run(self, errand: Errand, done: Done) -> None:
         """Give an errand a new number, and send it.
@@ -99,8 +96,6 @@ class Errands(Adapter):
     def update(self, now: float) -> list[events.Event]:
         """Give up errands that are too late."""
         late = [number for number, pending in self._pending.items() if now >= pending.until]
-        if self._client is not None:
-            self._hung.update(late)
         return self._conclude(dict.fromkeys(late))
 
     def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
@@ -116,15 +111,12 @@ class Errands(Adapter):
     def _hear(self) -> list[events.Event]:
         client = self._client
         assert client is not None, "the caller has looked"
-        answers = client.answers()
-        self._hung -= {each.number for each in answers}
-        found = self._conclude({a.number: None if isinstance(a, Failed) else a for a in answers})
+        answers = {a.number: None if isinstance(a, Failed) else a for a in client.answers()}
+        found = self._conclude(answers)
         return found + (self._replace(client) if client.lost else [])
 
     def _conclude(self, answers: Mapping[int, Answer | None]) -> list[events.Event]:
         over = [(self._pending.pop(n), a) for n, a in answers.items() if n in self._pending]
-        if len(self._hung) >= MOST_HUNG and not self._pending:
-            self.close()  # no pending errand is lost
         return [event for pending, answer in over for event in pending.done(answer)]
 
     def _replace(self, lost: ErrandServiceClient) -> list[events.Event]:
@@ -145,4 +137,3 @@ class Errands(Adapter):
         if self._client is not None:
             self._client.abandon()
             self._client = None
-            self._hung.clear()

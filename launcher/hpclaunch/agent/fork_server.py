@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -40,19 +40,11 @@ from .adapter import Adapter, Fd, Performs
 from .context import Context
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
-from .last_words import LastWords
+from .logs import LastWords
 from .output import Output
 from .resuming import Resuming
 from .round_start import RoundStart
 from .workers import prepare
-
-Remark: TypeAlias = (
-    messages.Unhandled
-    | messages.Template
-    | messages.Restart
-    | messages.Renewed
-    | messages.PassedOver
-)
 
 
 class ForkServer(Adapter):
@@ -252,7 +244,7 @@ class ForkServer(Adapter):
                 self._inform(reply)
         return ()
 
-    def _inform(self, reply: Remark) -> None:
+    def _inform(self, reply: messages.Event) -> None:
         """Record, or note in the journal, something that the core does not need."""
         if not isinstance(reply, messages.Unhandled):
             self._note(reply.op, reply.fields())

@@ -9,20 +9,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..core.control import Control
+from ..core.member.moments import AgentMoment, WorkersMoment, period
 from ..core.protocol.model import Phase, RankVitals
+from ..system.logs import history_files
 from ..system.logs.log_directory import history_of
 from .adapter import Adapter
 from .context import Context
 from .fork_server import ForkServer
 from .health_watch import HealthWatch
-from .later_imports import AFTER
 from .resuming import Resuming
-
-if TYPE_CHECKING:
-    from ..core.member.moments import WorkersMoment
 
 ASKS = 10.0  # seconds between two queries to workers and GPUs, at least: they cost most
 SLACK = 1.5  # seconds that a moment may be late: waking up for it costs more than writing it
@@ -47,8 +44,9 @@ class HistoryKeeping(Adapter):
         self._control, self._date, self._logs = control, context.date, context.logs
         self._fork_server, self._health, self._resuming = fork_server, health, resuming
         self._began = time.monotonic()
-        self._due = self._began + AFTER
-        self._ask_at, self._take_at = self._began, math.inf
+        self._due = self._began + period(0.0, len(config.job.places))
+        self._ask_at = self._began
+        self._take_at = math.inf
         self._vitals: Sequence[RankVitals] = ()
         self._is_titled = False  # the file has its first line
         self._round = (-1, False)  # the last round noted, and whether its workers were running
@@ -74,12 +72,8 @@ class HistoryKeeping(Adapter):
         is_gone = self._round == (number, True) and not here
         is_new = self._round != (number, here)
         self._round = (number, here)
-        if is_new and now < self._began + AFTER and not is_gone:
-            return  # the round is noted when AFTER has passed
         is_due = now >= self._due
         if is_due:
-            from ..core.member.moments import period
-
             self._due = now + period(now - self._began, len(self._places))
         if is_due and phase is Phase.RUNNING and now >= self._ask_at:
             self._ask_at, self._take_at = now + ASKS - ANSWER, now + ANSWER
@@ -95,9 +89,6 @@ class HistoryKeeping(Adapter):
                 self._write(self._control.workers_moment(now, self._vitals, gpus))
 
     def _write(self, workers: WorkersMoment | None) -> None:
-        from ..core.member.moments import AgentMoment
-        from ..system.logs import history_files
-
         assert self._directory is not None, "the caller has looked"
         if workers is None:
             return

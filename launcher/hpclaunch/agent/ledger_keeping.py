@@ -9,23 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..core.control import Control
 from ..core.protocol.effects import Exit
 from ..core.protocol.facts import Fact, HeadChanged, NodesAllocated, RoundEnded
 from ..core.protocol.wording import harmless_json
+from ..observe.head_facts import DatedFact
+from ..observe.job_report import report
+from ..observe.launches import Launch, account
+from ..observe.ledger import KINDS, Ledger, ledger_of
 from ..system.logs import fact_files
+from ..system.logs.fact_files import AgentFacts
 from ..system.shared import packing
 from .adapter import Adapter
 from .context import Context
 from .end_watch import EndWatch
-
-if TYPE_CHECKING:
-    from ..observe.head_facts import DatedFact
-    from ..observe.launches import Launch
-    from ..observe.ledger import Ledger
-    from ..system.logs.fact_files import AgentFacts
 
 SHORTEST, LONGEST = 30.0, 300.0  # seconds between two records of the use of the seats
 PER_AGE = 100  # within these limits, the period is the job's age divided by this
@@ -83,8 +81,6 @@ class LedgerKeeping(Adapter):
                 self._record(use)
         is_wanted = self._own is not None and not self._is_asked and self._control.leads
         if is_wanted and self._directory is not None:
-            from ..observe.ledger import KINDS  # the start of an agent does not need it
-
             self._is_asked = True  # asked again when due: the answer may be lost with its process
             kinds = [kind.__name__ for kind in KINDS]
             self._logs.read_facts(self._directory, self._launch, kinds, self._take_earlier)
@@ -93,8 +89,6 @@ class LedgerKeeping(Adapter):
         """Insert the earlier facts, which the log service has read, before this head's own."""
         if self._own is None:
             return
-        from ..observe.ledger import ledger_of
-
         earlier = ledger_of(map(self._before, fact_files.of_lines(lines)))
         # In the first term, the earlier start of the first agent may have recorded nothing yet.
         if earlier.since > 0 or not self._term:
@@ -121,8 +115,6 @@ class LedgerKeeping(Adapter):
 
     def goodput(self) -> float | None:
         """Return the goodput of the launch so far, or None if it is not known here."""
-        from ..observe.launches import account
-
         launch = self.launch()
         return None if launch is None else account([launch]).goodput
 
@@ -141,15 +133,11 @@ class LedgerKeeping(Adapter):
         launch = self._folded().launch(self._launch)
         if self._directory is None or launch is None or not self._is_whole:
             return
-        from ..observe.job_report import report
-
         text = harmless_json(packing.to_json(report([launch])).decode())
         self._logs.service.keep(self._directory, {"report.json": text})
 
     def _folded(self) -> Ledger:
         """Return the ledger with all facts so far."""
-        from ..observe.ledger import Ledger
-
         if self._ledger is None:
             self._ledger = Ledger()
         for at, fact in self._new:

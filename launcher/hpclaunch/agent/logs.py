@@ -1,4 +1,5 @@
-"""The adapter of the log service, the process that reads and writes an agent's log files.
+"""The adapter of the log service, the process that reads and writes an agent's log files, and that
+of the last lines of workers, which it reads.
 
 If the process was killed, it is replaced. Its successor shows the same round; other pending
 questions get None as their answer.
@@ -6,13 +7,18 @@ questions get None as their answer.
 
 from __future__ import annotations
 
+import math
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from ..core.protocol.events import Event
 from ..core.protocol.model import HEAD
 from ..core.protocol.node_facts import LogTrouble, LogTroubleKind, NodeFact
+from ..core.protocol.values import value
 from ..observe.node_console import words_of_node
 from ..system.logs import messages
 from ..system.logs.log_client import LogServiceClient
@@ -22,9 +28,11 @@ from .config import Config
 from .successors import Successors
 
 UNSHOWN = "the workers' output cannot be shown"
+LINES_LIMIT = 3.0  # seconds until the last lines of a worker are read
 
 Question: TypeAlias = messages.Prepare | messages.ReadTail | messages.LookAtDisk
 Done: TypeAlias = Callable[[messages.Reply | None], Iterable[Event]]
+Make: TypeAlias = Callable[[str], Iterable[Event]]  # makes events from last lines
 
 
 class Logs(Adapter):
@@ -131,3 +139,58 @@ class Logs(Adapter):
             troubles.append(self._stalled(lines))
         for trouble in troubles:
             say_now(words_of_node(trouble))
+
+
+@value()
+class _Delayed:
+    """Events that wait for last lines, or for earlier events."""
+
+    make: Make  # from the last lines
+    is_awaiting: bool  # the lines are not read yet
+    until: float  # when to continue without them
+    text: str = ""
+
+
+class LastWords(Adapter):
+    """Adds the last lines of workers that have ended to the events of their end.
+
+    The log service reads them, which may take a while: all later events wait for these. If the file
+    system hangs, the events are sent without the lines.
+    """
+
+    limits_helper: ClassVar[bool] = True
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+        self._queue: deque[_Delayed] = deque()
+
+    def deadline(self) -> float:
+        return min((each.until for each in self._queue if each.is_awaiting), default=math.inf)
+
+    def add(self, make: Make, files: Sequence[Path] = ()) -> list[Event]:
+        """Append the events that `make` returns for the last lines of these files. Return the
+        events that can be delivered now.
+        """
+        delayed = _Delayed(make, bool(files), time.monotonic() + LINES_LIMIT)
+        self._queue.append(delayed)
+        if files:
+            question = messages.ReadTail(tuple(map(str, files)))
+            self._logs.ask(question, partial(self._on_tail, delayed))
+        return self._take()
+
+    def _on_tail(self, delayed: _Delayed, reply: messages.Reply | None) -> list[Event]:
+        delayed.is_awaiting = False
+        delayed.text = reply.text if isinstance(reply, messages.Tail) else ""
+        return self._take()
+
+    def update(self, now: float) -> list[Event]:
+        for each in self._queue:
+            each.is_awaiting = each.is_awaiting and now < each.until
+        return self._take()
+
+    def _take(self) -> list[Event]:
+        found: list[Event] = []
+        while self._queue and not self._queue[0].is_awaiting:
+            first = self._queue.popleft()
+            found += first.make(first.text)
+        return found

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, get_args
 
 import zmq
@@ -61,11 +62,11 @@ class Loop:
 
     def _turn(self) -> None:
         deadline = self._deadline()
-        fds = self._poll(deadline)
+        ready = self._poll(deadline)
         now = time.monotonic()
         # Read messages before checking deadlines: after a pause of this process, messages that
         # arrived meanwhile prove that the other agents were not silent.
-        for adapter in self._adapters:
+        for adapter, fds in zip(self._adapters, ready, strict=True):
             self._deliver(adapter.ready(fds, now) or ())
         now = time.monotonic()
         if now >= deadline + LATE:
@@ -88,14 +89,19 @@ class Loop:
             earliest = min(earliest, max(at, self._patient_until) if adapter.limits_helper else at)
         return earliest
 
-    def _poll(self, deadline: float) -> set[Fd]:
-        """Wait for a descriptor or the deadline. Return the descriptors that are ready."""
-        polled = [(fd, zmq.POLLIN) for adapter in self._adapters for fd in adapter.fds()]
-        polled += [(fd, zmq.POLLOUT) for adapter in self._adapters for fd in adapter.fds_to_write()]
+    def _poll(self, deadline: float) -> list[set[Fd]]:
+        """Wait for a descriptor or the deadline. Return the ready descriptors of each adapter: one
+        that another adapter opens in this turn may have the number of one that is closed in it.
+        """
+        reading = [[*adapter.fds()] for adapter in self._adapters]
+        writing = [[*adapter.fds_to_write()] for adapter in self._adapters]
+        polled = [(fd, zmq.POLLIN) for fd in chain(*reading)]
+        polled += [(fd, zmq.POLLOUT) for fd in chain(*writing)]
         # Round up: if woken a moment too early, the loop would spin until the deadline.
         left = max(0.0, deadline - time.monotonic()) * 1000
         limit = -1 if deadline == math.inf else math.ceil(left)
-        return {fd for fd, _ in zmq.zmq_poll(polled, timeout=limit)}
+        ready: set[Fd] = {fd for fd, _ in zmq.zmq_poll(polled, timeout=limit)}
+        return [ready & {*fds} for fds in map(chain, reading, writing)]
 
     def _deliver(self, events: Iterable[Event]) -> None:
         """Give events to the core and perform its effects, until no further event follows."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.protocol import events
 from ..core.protocol.facts import Fact, JobEnded
 from ..core.protocol.node_facts import NotifyFailed, NotifyTrouble
 from ..core.protocol.wording import harmless
+from ..observe.notifications import Detail, Notification, Notifications
 from ..system.shared.errands import Answer, Notified, Notify
 from .adapter import Adapter
 from .context import Context
-
-if TYPE_CHECKING:
-    from ..observe.notifications import Detail, Notification, Notifications
 
 FORMAT = 1  # of an event
 MOST = 64  # waiting events, beyond which the oldest are dropped
@@ -29,7 +27,7 @@ class Notifying(Adapter):
     def __init__(self, context: Context, goodput: Callable[[], float | None]) -> None:
         self._config, self._errands, self._record = context.config, context.errands, context.record
         self._host, self._goodput = context.host, goodput
-        self._notifications: Notifications | None = None  # None: not needed yet
+        self._notifications = Notifications()
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
         self._dropped = 0
@@ -39,10 +37,6 @@ class Notifying(Adapter):
         """Send the notifications that follow from this fact."""
         if not self._config.notify:
             return
-        if self._notifications is None:
-            from ..observe.notifications import Notifications  # needed only with --notify
-
-            self._notifications = Notifications()
         for notification in self._notifications.note(fact, time.monotonic()):
             so_far = self._goodput() if isinstance(fact, JobEnded) else None
             self._send(notification, so_far)

@@ -95,7 +95,6 @@ class Resuming(Adapter):
         self._look_at = math.inf  # when to look again
         self._seen: Seen | None = None  # the last answer to this look
         self._rounds: Rounds = ()
-        self._is_suggesting = False  # a suggestion is pending
         self._newest_number = 0  # of the pending search for the newest, or 0
         self._newest_at = -math.inf  # when the next such search may begin
         self._newest: tuple[str, int] | None = None  # path and time of the newest that is recorded
@@ -112,7 +111,7 @@ class Resuming(Adapter):
         if self._service is not None:
             self._service.close()
             self._service = None
-        self._newest_number, self._is_suggesting = 0, False
+        self._newest_number = 0
 
     # Checkpoints in memory
 
@@ -238,7 +237,6 @@ class Resuming(Adapter):
         self._suggests = False
         with contextlib.suppress(OSError):
             self._served().send(Suggest(self._command, self._rounds[0][0]))
-            self._is_suggesting = True
 
     def _begin_search(self) -> list[events.Event]:
         self._search_tries -= 1
@@ -332,8 +330,7 @@ class Resuming(Adapter):
 
         During a round the leading agent's process reads what the workers save, and is not idle.
         """
-        numbers = (self._search_number, self._look_number, self._newest_number)
-        is_asked = any(numbers) or self._is_suggesting
+        is_asked = self._search_number or self._look_number or self._newest_number
         is_busy = self._watches or is_asked or self._look_at < math.inf
         return math.inf if is_busy else self._used_at + IDLE
 
@@ -419,7 +416,6 @@ class Resuming(Adapter):
                 self._look_at = time.monotonic() + AGAIN if missing else math.inf
                 return self._see(self._look, missing, damage)
             case Suggested(where=where, path=path):
-                self._is_suggesting = False
                 if where:
                     self._record(CheckpointDirSuggested(self._host, where, path))
         return []  # an answer to an old request, or only Begun
@@ -437,7 +433,7 @@ class Resuming(Adapter):
         elif saves[-1] != known:
             self._newest = path, _ = saves[-1]
             if self._staging is not None:
-                self._staging.note_newest(path)
+                self._staging.copies.note_saved(path)
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
         return newest
 
@@ -463,7 +459,7 @@ class Resuming(Adapter):
             is_enough = not avoid
         else:
             cut = {self._stored(f.path) for f in found if f.lacks and not f.quiet}
-            is_enough = not any(map(self._staging.has_stored, cut.difference(avoid)))
+            is_enough = not any(map(self._staging.copies.has_stored, cut.difference(avoid)))
         if is_found and is_enough:
             return False
         self._search_tries = TRIES

@@ -7,8 +7,6 @@ refuses, the head has Slurm signal the others, which then leave.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping
 
 from ..core.protocol.model import Job, Sequel, Verdict
@@ -17,9 +15,11 @@ from ..core.protocol.wording import harmless
 from ..observe.node_console import words_of_another_run
 from ..system.hosts import requeue
 from ..system.processes.signals import wait_for_end
+from ..system.shared.helper import say_now
 
 # Seconds to wait until Slurm ends the step: after the request, and after the time it has announced.
 ASKED, OVERDUE = 60.0, 120.0
+READ = 3.0  # seconds for a console that is full to be read
 
 
 def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: bool) -> None:
@@ -63,7 +63,4 @@ def _end_chain(environ: Mapping[str, str]) -> None:
 
 
 def _show(fact: AnotherRun) -> None:
-    """Write to the console directly, since the log service has ended."""
-    text = f"hpclaunch: {harmless(words_of_another_run(fact))}\n"
-    with contextlib.suppress(OSError):  # nobody reads it
-        os.write(2, text.encode(errors="replace"))
+    say_now(harmless(words_of_another_run(fact)), READ)  # the log service has ended

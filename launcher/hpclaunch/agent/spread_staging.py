@@ -98,7 +98,7 @@ class SpreadStaging(Staging):
     def _follow(self) -> None:
         """Stop what this agent did as the leader."""
         self._led = self._request = self._wait = None
-        self._search_number = 0
+        self._search_number, self._is_first = 0, False  # another agent may begin a round
         if self._client is not None:
             self._client.send(messages.Follow())
 
@@ -155,10 +155,6 @@ class SpreadStaging(Staging):
         if not stages:
             self._leave()
             self._remove()
-
-    def flush(self, effect: effects.FlushStage) -> list[events.Event]:
-        # Even if no round has saved here: other nodes may have files in memory.
-        return self._flush(effect)
 
     # Replies
 

@@ -74,18 +74,14 @@ class Copies:
             self._stored = ""
         self._newest = path
 
-    def note_restored(self, path: str) -> None:
-        """Note the checkpoint that was copied into memory; "" if there is none on storage."""
-        if path:
-            self._note_stored(path)
+    def note_stored(self, path: str) -> None:
+        """Note a checkpoint that was copied to storage, or from it."""
+        self._stored = path
+        self._names.add(path)
 
     def note_drained(self, path: str) -> None:
         self.current = self._failed = None
-        self._note_stored(path)
-
-    def _note_stored(self, path: str) -> None:
-        self._stored = path
-        self._names.add(path)
+        self.note_stored(path)
 
     def has_stored(self, path: str) -> bool:
         """Return whether storage has had a checkpoint of this name."""

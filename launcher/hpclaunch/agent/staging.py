@@ -72,7 +72,7 @@ class Staging(Adapter):
         self._has_begun = False  # a restore is done, or a round saves in memory
         self._is_refused = False  # the next round saves on storage
         self._wait: Wait | None = None  # for the stager
-        self._copies = Copies()
+        self.copies = Copies()
         self._kills = MemoryKills()
 
     def begin(self) -> None:
@@ -173,14 +173,6 @@ class Staging(Adapter):
         if why:
             self._refuse(why)
 
-    def has_stored(self, path: str) -> bool:
-        """Return whether storage has had a checkpoint of this name."""
-        return self._copies.has_stored(path)
-
-    def note_newest(self, path: str) -> None:
-        """Note that a checkpoint was saved, which is the newest one."""
-        self._copies.note_saved(path)
-
     def hurry(self) -> None:
         """Copy at full speed until the next round."""
         self.note_rounds(self._rounds, hurry=True)
@@ -218,11 +210,8 @@ class Staging(Adapter):
 
     def flush(self, effect: effects.FlushStage) -> list[events.Event]:
         """Copy everything to storage. The event StageFlushed follows, now or later."""
-        if not self._has_begun:  # nothing was saved
+        if not self._may_hold:
             self._leave()
-        return self._flush(effect)
-
-    def _flush(self, effect: effects.FlushStage) -> list[events.Event]:
         if self.paths is None:
             return [events.StageFlushed(number=effect.number)]
         self._wait = EndWait(effect, self._config.job)
@@ -284,13 +273,13 @@ class Staging(Adapter):
             case messages.NoRoom(why=why, host=host):
                 return self._refuse(why, host)
             case messages.DrainProgress():
-                self._copies.current = reply
+                self.copies.current = reply
             case messages.Drained(path=path, step=step, size=size, seconds=seconds):
-                self._copies.note_drained(path)
+                self.copies.note_drained(path)
                 self._record(CheckpointStored(path, step, size, seconds))
                 return [events.CheckpointDrained(seconds)]
             case messages.DrainFailed(path=path, why=why):
-                if self._copies.note_failed(reply) and not self._is_ending:
+                if self.copies.note_failed(reply) and not self._is_ending:
                     self._record(StoringFailed(self._host, path, why))  # at the end: StageLost
             case messages.OtherFailed(path=path, why=why):
                 self._record(StoringFailed(self._host, path, why))
@@ -302,7 +291,8 @@ class Staging(Adapter):
     def _begin(self, reply: messages.Restored) -> list[events.Event]:
         assert self.paths is not None, "there is a staging directory"
         self._request, self.skipped = None, reply.skipped
-        self._copies.note_restored(reply.path)
+        if reply.path:
+            self.copies.note_stored(reply.path)
         if not self._has_begun:
             self._has_begun = True
             where, stage = self._settings.where, self.paths.stage
@@ -366,7 +356,7 @@ class Staging(Adapter):
 
     def _give_up(self, why: str) -> list[events.Event]:
         """End the wait at the end of the job."""
-        return self._flushed(self._copies.given_up(self._settings.where, why))
+        return self._flushed(self.copies.given_up(self._settings.where, why))
 
     # Time
 
@@ -385,7 +375,7 @@ class Staging(Adapter):
         if now >= wait.until:
             return self._give_up("no time was left")
         if wait.needs_notice(now):
-            copied = self._copies.current or messages.DrainProgress("", 0, 0)
+            copied = self.copies.current or messages.DrainProgress("", 0, 0)
             progress = (copied.path, copied.done, copied.size, now - wait.since)
             where, is_filling = self._settings.where, self._is_filling_memory
             self._record(StageAwaited(self._host, where, *progress, is_filling))

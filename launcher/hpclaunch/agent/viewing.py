@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from ..core.control import Control
 from ..core.protocol import effects, events
 from ..core.protocol.facts import Fact
+from ..core.protocol.job_snapshot import LaunchSnapshot, NodeGpu
 from ..core.protocol.model import Request
 from ..core.protocol.values import replace
 from ..observe.past_rounds import NewestCheckpoint, past_rounds
@@ -173,8 +174,6 @@ class Viewing(Adapter):
         return self._snapshots.make(), self._ledgers.make()
 
     def _snapshot(self) -> bytes:
-        from ..core.protocol.job_snapshot import LaunchSnapshot, NodeGpu
-
         config, control, now = self._config, self._control, time.monotonic()
         job = control.snapshot(now)
         if job is not None:

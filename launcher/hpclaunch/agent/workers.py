@@ -111,7 +111,7 @@ def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]
         return
     start = config.start
     command = config.command if start.warm else (config.python, "-c", "")
-    env = _at_load(config, environ) | _path(environ)
+    env = worker_environment.at_load(environ, threads=config.threads) | _path(environ)
     server.send(
         Prepare(
             argv=[*command],
@@ -126,17 +126,9 @@ def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]
 
 def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
     """Return whether the template was loaded with the environment that these workers need."""
-    mine = worker_environment.at_load(
-        environ, threads=0 if part.local_world_size == 1 else config.threads
-    )
-    return config.start.warm and mine == _at_load(config, environ)
-
-
-def _at_load(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torch reads when it is loaded, as far as they are known before the
-    rendezvous.
-    """
-    return worker_environment.at_load(environ, threads=config.threads)
+    at_load = worker_environment.at_load
+    mine = at_load(environ, threads=0 if part.local_world_size == 1 else config.threads)
+    return config.start.warm and mine == at_load(environ, threads=config.threads)
 
 
 def _path(environ: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..core.head.restarts import how
 from ..core.protocol.facts import (
@@ -13,10 +12,9 @@ from ..core.protocol.facts import (
     Fact,
     RoundEnded,
 )
+from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
 from ..core.protocol.node_facts import StageBegan, StageRefused
-
-if TYPE_CHECKING:
-    from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
+from .end_causes import of_round
 
 MOST = 8  # rounds
 
@@ -55,8 +53,6 @@ class NewestCheckpoint:
 
     def at(self, now: float) -> CheckpointSnapshot | None:
         """Return the checkpoint with its age; None if there is none."""
-        from ..core.protocol.job_snapshot import CheckpointSnapshot
-
         if self._saved is None:
             return None
         at, saved = self._saved
@@ -67,8 +63,6 @@ class NewestCheckpoint:
 
 def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
     """Return the last of these for a snapshot, the newest last."""
-    from ..core.protocol.job_snapshot import PastRound  # here, to keep an agent's start short
-    from .end_causes import of_round
 
     def why(end: RoundEnded) -> str:
         if end.is_programs_fault:

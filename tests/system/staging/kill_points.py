@@ -54,8 +54,7 @@ class Channel:
 
 
 def close(stager: Stager) -> None:
-    for each in stager.requests._waking:
-        each.close()
+    os.close(stager.requests._waking)
     os.close(stager._lock)
 
 

@@ -39,11 +39,18 @@ class Script(threading.Thread):
         self._save, self._stage, self._rng = SCRIPTS[name], stage, rng
         self.is_over = threading.Event()
         self.versions: list[dict[str, str]] = []
+        self._saving = threading.Lock()
 
     def run(self) -> None:
         while not self.is_over.wait(self._rng.uniform(0, 0.2)):
-            self._save(self._stage, len(self.versions) + 1)
-            self.versions.append(picture(self._stage))
+            with self._saving:
+                self._save(self._stage, len(self.versions) + 1)
+                self.versions.append(picture(self._stage))
+
+    def saved(self) -> list[dict[str, str]]:
+        """Return all versions so far; the last one may have been drained before it was noted."""
+        with self._saving:
+            return list(self.versions)
 
 
 def eventually(holds: Callable[[], object], limit: float = 60.0) -> None:
@@ -89,7 +96,7 @@ def run(name: str, kills: int, seed: int) -> str:
             client.close()
             begun += any(n.name.startswith(".hpclaunch-draft") for n in _listed(storage))
             if last >= 0 or newest(storage)[0]:  # else the first drain was not finished
-                now = check_whole(storage, *script.versions[: len(script.versions)])
+                now = check_whole(storage, *script.saved())
                 assert now >= last, f"storage went back from step {last + 1} to {now + 1}"
                 last = now
             client = start()

@@ -157,7 +157,7 @@ def test_looks_that_fail_for_long_are_reported(nodes, monkeypatch):
 
 def test_a_look_that_takes_long_puts_off_the_next_one_by_seconds(nodes, monkeypatch):
     stager = nodes.lead()
-    monkeypatch.setattr(stager.looking, "_clock", iter((0.0, 5.0)).__next__)
+    monkeypatch.setattr(time, "thread_time", iter((0.0, 5.0)).__next__)
     monkeypatch.setattr(looking, "PERIOD", 1.0)
     began = time.monotonic()
     stager.looking.look()

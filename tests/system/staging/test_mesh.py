@@ -24,14 +24,14 @@ from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import LastRestore, manifest
 from hpclaunch.system.shared import packing
 from hpclaunch.system.staging import mesh as mesh_module
-from hpclaunch.system.staging import mesh_messages, remote_node
+from hpclaunch.system.staging import orders, remote_node
 from hpclaunch.system.staging.copying import GivenUpError
 from hpclaunch.system.staging.fetching import PIECE, STREAMS
 from hpclaunch.system.staging.mesh import Mesh
-from hpclaunch.system.staging.mesh_messages import LIMIT, Read, Request, packed
 from hpclaunch.system.staging.messages import PeerPlace
 from hpclaunch.system.staging.node import StageNode
 from hpclaunch.system.staging.orders import (
+    LIMIT,
     Copy,
     Delete,
     Drop,
@@ -39,7 +39,10 @@ from hpclaunch.system.staging.orders import (
     Keep,
     Lend,
     Look,
+    Read,
     RecordRestore,
+    Request,
+    packed,
 )
 from hpclaunch.system.staging.publishing import DRAFT, draft
 
@@ -533,7 +536,7 @@ def test_messages_that_are_too_large(leader, follower, tmp_path, monkeypatch):
         write(tmp_path / "follower", f"{number:0200}")
     (peer,) = lead(leader, follower.port)
     entries = peer.ask(Look()).result(LONG).entries
-    monkeypatch.setattr(mesh_messages, "LIMIT", 9000)
+    monkeypatch.setattr(orders, "LIMIT", 9000)
     for call in (peer.ask(Look()), peer.ask(Delete(entries))):
         with pytest.raises(OSError, match="too many files") as failure:
             call.result(LONG)

@@ -3,13 +3,15 @@
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from kill_points import Node, close
+import saving_scripts
+from kill_points import Channel, Node, close
 from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
 from test_golden import TREES, tree
@@ -26,7 +28,9 @@ from hpclaunch.system.staging import (
 from hpclaunch.system.staging import looking as looking_module
 from hpclaunch.system.staging import restoring as restoring_module
 from hpclaunch.system.staging.record import Record
+from hpclaunch.system.staging.requests import Requests
 from hpclaunch.system.staging.stage_directory import RECORD, rmtree
+from surroundings import entered
 
 SECOND = 10**9
 NOBODY = 65534
@@ -430,23 +434,6 @@ def test_a_link_to_another_directory_reaches_storage(node, stager, tmp_path):
     assert os.readlink(node.storage / "best.pt") == str(tmp_path / "elsewhere" / "step-9.pt")
 
 
-def test_a_link_that_is_just_replaced_by_a_file_fails_no_drain(node, stager, monkeypatch):
-    write(node.stage / "step-1.pt", 1)
-    readlink, latest = os.readlink, node.stage / "latest"
-    latest.symlink_to("step-1.pt")
-
-    def late(path, *more, **options):
-        if path == str(latest) and latest.is_symlink():
-            latest.unlink()
-            latest.write_text("step-1.pt")
-        return readlink(path, *more, **options)
-
-    monkeypatch.setattr(os, "readlink", late)
-    stager.work()
-    assert not sent(node, messages.DrainFailed)
-    assert (node.storage / "latest").read_text() == "step-1.pt"
-
-
 def test_directories_behind_links(tmp_path):
     """The paths of /scratch are often links."""
     real, node = Node(tmp_path / "real"), Node(tmp_path / "links")
@@ -784,6 +771,38 @@ def test_full_storage_takes_what_it_has_room_for(node, stager, monkeypatch):
     assert not sent(node, messages.DrainFailed)
 
 
+def test_a_disk_with_hard_links_in_one_directory_only_is_refused(node, stager, monkeypatch):
+    """BeeGFS is one."""
+    link = os.link
+
+    def within_one(source, target, **options):
+        if os.path.dirname(source) != os.path.dirname(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), target)
+        link(source, target, **options)
+
+    monkeypatch.setattr(os, "link", within_one)
+    assert isinstance(stager.restore(messages.Restore(1)), messages.Refused)
+
+
+@pytest.mark.skipif("descriptors" in entered, reason="no process can have as many files")
+def test_requests_are_read_from_descriptors_of_any_number():
+    """select() takes none beyond 1023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]
+    try:
+        channel = Channel()
+        requests = Requests(channel)
+        requests.wake()
+        requests.serve(60.0)
+        channel.close()
+        os.close(requests._waking)
+    finally:
+        for fd in files:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):
     monkeypatch.setattr(os, "link", fail(errno.EPERM))
     refused = stager.restore(messages.Restore(1))
@@ -873,6 +892,42 @@ def test_read_only_directories(user):
     assert not sent(node, messages.DrainFailed)
     assert sorted(os.listdir(node.storage)) == ["last", "step-3"]
     assert (node.storage / "last").stat().st_mode & 0o777 == 0o555
+    node.close(stager)
+    rmtree(str(user / "memory"))
+    rmtree(str(user / "storage"))
+
+
+@pytest.mark.parametrize("script", ["sealed", "sealed-one-name"])
+def test_read_only_directories_of_an_earlier_launch(user, script):
+    """An earlier launch has saved on storage. What is restored is replaced there, or deleted."""
+    node = Node(user)
+    SCRIPTS[script](node.storage, 1)
+    (path,) = node.storage.iterdir()
+    read_only(path)
+    stager = node.stager()
+    assert stager.restore(messages.Restore(1)).path == str(path)
+    rmtree(str(node.stage / path.name))
+    SCRIPTS[script](node.stage, 2)
+    for _ in range(2):
+        stager.work()
+    assert not sent(node, messages.DrainFailed)
+    assert picture(node.storage) == picture(node.stage)
+    node.close(stager)
+    rmtree(str(user / "storage"))
+
+
+def test_read_only_directories_make_room_in_memory(user, monkeypatch):
+    monkeypatch.setattr(saving_scripts, "rotate", lambda *_: None)  # the script keeps all
+    node = Node(user)
+    stager = node.stager()
+    for step in (1, 2):
+        SCRIPTS["sealed"](node.stage, step)
+        read_only(node.stage / f"step-{step}")
+        stager.work()
+    monkeypatch.setattr(stager.memory, "lack", lambda *_: ("no room", ""))
+    stager.work()
+    assert os.listdir(node.stage) == ["step-2"]
+    assert sorted(os.listdir(node.storage)) == ["step-1", "step-2"]
     node.close(stager)
     rmtree(str(user / "memory"))
     rmtree(str(user / "storage"))

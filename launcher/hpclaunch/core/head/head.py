@@ -33,6 +33,7 @@ from ..protocol.model import Job, Request
 from ..protocol.stages import NEXT, Stage
 from .admission import Admission
 from .head_state import HeadState
+from .job_snapshots import snapshot_of
 from .loss_detection import LossDetector
 from .roster import Peer
 from .seat_use import SeatUses
@@ -213,8 +214,6 @@ class Head:
     # People who look at the job, and their requests
 
     def snapshot(self, now: float) -> JobSnapshot:
-        from .job_snapshots import snapshot_of  # imported late, to start agents faster
-
         return snapshot_of(self._stage, now)
 
     def refusal(self, request: Request) -> str:

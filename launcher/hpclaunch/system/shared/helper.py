@@ -195,10 +195,12 @@ def _kill(pids: Collection[int]) -> bool:
     return bool(pids)
 
 
-def say_now(text: str) -> None:
-    """Write a message to standard error without the log service, unless that would block."""
+def say_now(text: str, limit: float = 0.0) -> None:
+    """Write a message to standard error without the log service, unless that would block for longer
+    than `limit` seconds.
+    """
     with contextlib.suppress(OSError):
-        if select.select([], [2], [], 0)[1]:
+        if select.select([], [2], [], limit)[1]:
             os.write(2, f"hpclaunch: {text}\n".encode(errors="replace"))
 
 

@@ -28,12 +28,7 @@ def file_at(root: str, name: str) -> StagedFile:
     found = os.lstat(os.path.join(root, name))
     file = StagedFile(name, found.st_size, found.st_mtime_ns, found.st_mode, inode=found.st_ino)
     if file.is_link:
-        try:
-            target = _relative_target(root, name)
-        except OSError as e:
-            if e.errno != errno.EINVAL:
-                raise
-            return file_at(root, name)  # the script has just replaced it by something else
+        target = _relative_target(root, name)
         return file._replace(target=target, size=len(os.fsencode(target)))
     return file
 

@@ -1,4 +1,10 @@
-"""Copying of files into a draft, in pieces, so that the caller can pause or stop between them."""
+"""Copying of files into a draft, in pieces, so that the caller can pause or stop between them; and
+the thread in which a stager calls storage.
+
+If storage hangs, such as an NFS server that is away, each call on it blocks for minutes. So the
+stager's main thread makes none: it waits for other threads, and meanwhile does what needs only
+memory.
+"""
 
 from __future__ import annotations
 
@@ -107,6 +113,29 @@ def results(calls: Sequence[Future[T]], between: Between, done: int) -> list[T]:
     if given_up is not None:
         raise given_up
     return returned
+
+
+class StorageThread:
+    """One thread for calls on storage, so that they follow each other. `meanwhile` is called while
+    the stager waits.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self.meanwhile: Between = at_once
+        self.began = 0.0  # the newest call that has not returned
+
+    def run(self, work: Callable[..., T], *args: object, meanwhile: Between | None = None) -> T:
+        """Return what `work` returns. Raises what it raises, and what `meanwhile` raises: a
+        GivenUpError only once the work is done, an OSError at once.
+        """
+        outer, self.began = self.began, time.monotonic()
+        call = self._pool.submit(work, *args)
+        try:
+            return results([call], meanwhile or self.meanwhile, 0)[0]
+        finally:
+            self.began = outer
+            call.cancel()  # if nobody waits for it any longer
 
 
 def make_parents(name: str, source: str, root: str) -> None:

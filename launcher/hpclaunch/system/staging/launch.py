@@ -6,8 +6,8 @@ import os
 
 from hpclaunch.system.checkpoints.service import CheckpointService
 
+from .copying import StorageThread
 from .record import Record
-from .storage_thread import StorageThread
 
 
 class Launch:

@@ -20,9 +20,9 @@ from .messages import DrainFailed
 from .requests import Requests
 
 PERIOD = 1.0  # least seconds between two looks
-SHARE = 0.02  # largest share of the time that looks take
+SHARE = 0.02  # largest share of the CPU time of a core that looks take
 LASTING = 60.0  # seconds in which looks have failed until that is reported
-LONGEST = 10.0  # most seconds between two looks at several nodes
+LONGEST = 10.0  # most seconds between two looks
 
 
 class Looking:
@@ -33,12 +33,6 @@ class Looking:
         self.has_ended = False  # no worker runs any more, so what was written is all
         self.due = 0.0
         self._failing_since = math.inf
-        # With several nodes, count the CPU time of a look only: waiting for other nodes takes
-        # nothing from the workers.
-        has_several = launch.has_several_nodes
-        self._clock, self._longest = (
-            (time.thread_time, LONGEST) if has_several else (time.monotonic, math.inf)
-        )
 
     @property
     def is_due(self) -> bool:
@@ -49,7 +43,7 @@ class Looking:
         """Return the checkpoints that are in memory now, the newest first; None if the look has
         failed.
         """
-        began, clock = time.monotonic(), self._clock()
+        began, cpu_began = time.monotonic(), time.thread_time()
         try:
             self._memory.refresh()
             found = self.found()
@@ -59,13 +53,13 @@ class Looking:
             self._report(e, began)
             return None
         finally:
-            took = self._clock() - clock
-            self.due = began + max(PERIOD, min(took / SHARE, self._longest))
+            took = time.thread_time() - cpu_began
+            self.due = began + max(PERIOD, min(took / SHARE, LONGEST))
 
     def _report(self, error: OSError | GivenUpError, now: float) -> None:
         """Report a failure that lasts: nothing is drained meanwhile."""
         self._failing_since = min(self._failing_since, now)
-        if self._launch.has_several_nodes and now >= self._failing_since + LASTING:
+        if now >= self._failing_since + LASTING:
             self._requests.send(DrainFailed(self._launch.storage, reason(error)))
 
     def found(self) -> list[ExaminedCheckpoint]:

@@ -26,10 +26,21 @@ from hpclaunch.system.shared import open_file_limit, packing
 
 from .copying import GivenUpError, cause
 from .fetching import Data
-from .mesh_messages import LIMIT, Address, Cancel, Failure, Hurry, Read, Reply, Request, packed
 from .messages import PeerPlace
 from .node import Inventory, StageNode
-from .orders import Job, perform
+from .orders import (
+    LIMIT,
+    Address,
+    Cancel,
+    Failure,
+    Hurry,
+    Job,
+    Read,
+    Reply,
+    Request,
+    packed,
+    perform,
+)
 from .remote_node import RemoteNode
 
 SAY = 1.0  # seconds between two messages that a request is being served

@@ -233,9 +233,6 @@ class Nodes(Memory):
         found = self.inventories.get(self._owner(each))
         return found is not None and each.name in found.old
 
-    def _last_manifests(self, complete: Sequence[Contents]) -> list[Manifest]:
-        return [self._last[contents.key] for contents in complete]
-
     def manifests(self, complete: Iterable[Contents]) -> list[Manifest]:
         """Return the manifests of complete checkpoints, as far as they are whole."""
         return [found for _, found in self._with_manifests(complete)]
@@ -264,7 +261,7 @@ class Nodes(Memory):
         for each in incomplete:
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
                 others.append(self._replicating.manifest(each))
-        self._replicating.look(self._last_manifests(complete), others)
+        self._replicating.look([self._last[each.key] for each in complete], others)
 
     def drop_kept(self, host: str) -> None:
         for node in self.inventories:
@@ -272,7 +269,7 @@ class Nodes(Memory):
                 self._replicating.drop_all(node)
 
     def delete_rest(self, complete: Sequence[Contents]) -> None:
-        if self._replicating.finish(self._last_manifests(complete)):
+        if self._replicating.finish([self._last[each.key] for each in complete]):
             with contextlib.suppress(OSError, GivenUpError):
                 self.refresh()
 

@@ -19,8 +19,7 @@ from hpclaunch.system.shared import packing
 
 from .copying import GivenUpError
 from .fetching import STREAMS, Data
-from .mesh_messages import LIMIT, Address, Cancel, Hurry, Read, Reply, Request, packed
-from .orders import Call, Fetch, Order
+from .orders import LIMIT, Address, Call, Cancel, Fetch, Hurry, Order, Read, Reply, Request, packed
 
 if TYPE_CHECKING:
     from .mesh import Mesh

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,9 +26,10 @@ class Requests:
 
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
-        self._waking = socket.socketpair()  # `wake` writes to it, so that `serve` returns
-        for each in self._waking:
-            each.setblocking(False)
+        self._waking = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # ends `serve`: see `wake`
+        self._poll = select.poll()
+        for fd in (channel.fileno(), self._waking):
+            self._poll.register(fd, select.POLLIN)
         self.pending: deque[Pending] = deque()
         # Takes a request at once, also in the middle of a copy.
         self.on_peers: Callable[[messages.Secret | messages.Lead | messages.Follow], None]
@@ -52,11 +52,11 @@ class Requests:
         until = time.monotonic() + seconds
         while not self.is_gone:
             left = max(0.0, until - time.monotonic())
-            ends = self._channel.fileno(), self._waking[0].fileno()
-            ready = select.select(ends, [], [], left)[0]
-            if ends[0] not in ready:
-                if ready:
-                    self._waking[0].recv(1 << 16)
+            ready = dict(self._poll.poll(left * 1000))
+            if self._waking in ready:
+                os.eventfd_read(self._waking)
+                until = 0.0
+            if self._channel.fileno() not in ready:
                 return
             had_pauses = self.has_pauses
             try:
@@ -74,8 +74,7 @@ class Requests:
 
     def wake(self) -> None:
         """End `serve` early. Any thread may call this."""
-        with contextlib.suppress(OSError):  # full, so that `serve` returns anyway, or closed
-            self._waking[1].send(b"1")
+        os.eventfd_write(self._waking, 1)
 
     def take(self, request: messages.Request) -> None:
         match request:

@@ -34,7 +34,7 @@ def restore(
     """Copy a checkpoint from storage, with the small files of the script. Return also what the
     staging directory has of the checkpoint.
     """
-    if why := _lack_of_links(launch.own):
+    if why := _lack_of_links(launch):
         return Refused(request.id, why), None
     run = partial(launch.storage_thread.run, meanwhile=requests.meanwhile)
     restoring = _Restoring(launch, requests.rounds)
@@ -50,15 +50,15 @@ def restore(
     return reply, restored
 
 
-def _lack_of_links(own: str) -> str:
-    """Return why no hard links can be made, which `hold` needs; "" if they can."""
-    path = os.path.join(own, LOCK)
+def _lack_of_links(launch: Launch) -> str:
+    """Return why no hard links can be made from one directory to another, which `hold` needs; "" if
+    they can.
+    """
     try:
-        with contextlib.suppress(FileExistsError):  # by a stager that was killed
-            os.link(path, f"{path}.link")
-        os.unlink(f"{path}.link")
+        with draft_beside(launch.stage) as drafted:
+            os.link(os.path.join(launch.own, LOCK), os.path.join(drafted, LOCK))
     except OSError as e:
-        return f"no hard links can be made in {own}: {e.strerror}"
+        return f"no hard links can be made in {launch.own}: {e.strerror}"
     return ""
 
 
