@@ -23,7 +23,6 @@ from .training import finish, train, wait_for_progress
 HELPER = r"'main'.* hpclaunch\.(?!worker\.fork_server)"
 SIMPLE = SCRIPTS / "simple.py"
 STALL = 5.5  # seconds; longer than any lease
-CONTINUES = "was stopped by a signal, and continues"
 HELD_UP = re.compile(r"this agent was held up for (?:[3-9]|\d\d)\S* s")
 
 
