@@ -8,6 +8,8 @@ import socket
 import stat
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Thread
 
 import pytest
 from hypothesis import example, given, settings
@@ -108,6 +110,20 @@ def test_who_asks_nothing_is_not_waited_for(port, monkeypatch):
 def test_a_port_that_is_taken(port):
     with pytest.raises(OSError, match="in use"):
         Exposition(list).serve("127.0.0.1", port)
+
+
+def test_no_further_thread_is_allowed(monkeypatch):
+    """A later attempt uses the same port."""
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    port = free_port()
+    for start in (refuse, Thread.start):
+        monkeypatch.setattr(Thread, "start", start)
+        with suppress(OSError):
+            Exposition(lambda: FAMILIES).serve("127.0.0.1", port)
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").close()
 
 
 def test_ipv6():

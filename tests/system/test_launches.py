@@ -242,6 +242,12 @@ def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
         ]
 
 
+def test_a_name_with_line_breaks_hides_no_agent():
+    with socket.socket(socket.AF_UNIX) as odd, closing(ViewSocket()) as agent:
+        odd.bind(f"\0odd \n\n{os.getpid()}\n\n".encode())
+        assert agent.name in view_client.sockets()
+
+
 def test_who_asks_has_no_name_that_others_could_take():
     """An agent that was stopped may answer when who asked has long gone."""
     name = b"\0" + name_of(os.geteuid()) + b"0"

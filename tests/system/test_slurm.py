@@ -151,9 +151,14 @@ def test_without_slurm():
         ("b1,a[1-2]", ["b1", "a1", "a2"]),
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
         ("node[01-02]-int", ["node01-int", "node02-int"]),
+        (
+            "a[1-2]b[3-4]c[5,07]",
+            ["a1b3c5", "a1b3c07", "a2b3c5", "a2b3c07", "a1b4c5", "a1b4c07", "a2b4c5", "a2b4c07"],
+        ),
     ],
 )
 def test_host_lists(nodelist, hosts):
+    """The order is that of scontrol show hostnames."""
     assert slurm.expand(nodelist) == hosts
 
 

@@ -5,6 +5,7 @@ imports this: importing the library takes longer than starting an agent.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import socket
@@ -53,7 +54,11 @@ class Exposition(Collector):
         app = make_wsgi_app(self._registry)
         kind = _SixServer if ":" in address else _Server
         server = make_server(address, port, app, kind, handler_class=_Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        except RuntimeError as e:  # this user may have no further thread
+            server.server_close()
+            raise OSError(errno.EAGAIN, str(e)) from e
 
     def write(self, file: Path) -> None:
         """Write a file for node_exporter, which reads the older of the two formats and runs as

@@ -4,6 +4,7 @@ import errno
 import gc
 import math
 import os
+import resource
 import select
 import signal
 import time
@@ -252,6 +253,52 @@ def test_a_damaged_pickle_that_claims_all_memory_is_passed_over(service, tmp_pat
     service.search(1, [], {})
     (found,) = reply(service).found
     assert found.lacks == "cut short or still being written"
+
+
+@pytest.fixture
+def large_stacks():
+    """Let processes that start now give each thread a stack larger than a search may take."""
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    if before[1] != resource.RLIM_INFINITY:
+        pytest.skip("the limit of stacks cannot be raised so far")
+    resource.setrlimit(resource.RLIMIT_STACK, (service_module.MOST_MEMORY + 1, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_STACK, before)
+
+
+@pytest.mark.usefixtures("large_stacks")
+@pytest.mark.starts
+def test_threads_start_whatever_the_limit_of_stacks_is(request, tmp_path):
+    save(tmp_path / "epoch-1.pt", at=100)
+    service = request.getfixturevalue("service")
+    service.search(1, [], {})
+    (found,) = reply(service).found
+    service.look(2, Look(0, found.path, found.identity, found.size, found.time, (0, 1)))
+    assert reply(service) == Looked(2, "", "")
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """Keep this process's limits, and return those that are set, by their numbers."""
+    found = {}
+    monkeypatch.setattr(resource, "setrlimit", found.__setitem__)
+    monkeypatch.setattr(service_module.threading, "stack_size", lambda size: None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most"),
+    [
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, service_module.MOST_MEMORY),
+        (1 << 30, resource.RLIM_INFINITY, 1 << 30),
+        (1 << 30, 2 << 30, 1 << 30),
+        (16 << 30, 32 << 30, service_module.MOST_MEMORY),
+    ],
+)
+def test_a_users_limit_of_memory_is_not_raised(limits, monkeypatch, soft, hard, most):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    service_module._limit_memory()
+    assert limits == {resource.RLIMIT_AS: (most, hard)}
 
 
 A_LOOK = Look(0, path="epoch-1.pt", mark="", size=1, time=1, share=(0, 1))

@@ -7,6 +7,7 @@ processes.
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -72,10 +73,16 @@ class _Reader(pickle.Unpickler):
 
     def load(self) -> Any:
         """Return the object of the next pickle. Raises ValueError if the pickle is not whole."""
+        is_collecting = gc.isenabled()
+        if is_collecting:
+            gc.disable()  # with millions of objects, its passes would take most of the time
         try:
             return super().load()
         except _SENSELESS as e:
             raise ValueError(str(e) or type(e).__name__) from e
+        finally:
+            if is_collecting:
+                gc.enable()
 
 
 def pieces(window: Window) -> Pieces:

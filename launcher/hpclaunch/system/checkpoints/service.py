@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import select
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ SHARE = 0.01  # largest share of the time that periodic searches take
 MOST = 64  # checkpoints in one reply
 NICE = 5
 MOST_MEMORY = 8 << 30  # bytes; a damaged pickle that claims more is an error, and uses up nothing
+STACK = 8 << 20  # bytes for each thread, as is usual on Linux
 # Where scripts save: the defaults of Lightning, the HF Trainer (several versions), torchtitan and
 # Hydra, and what tutorials and examples use; narrow ones before wide ones.
 DEFAULTS = (
@@ -184,13 +186,18 @@ def newest_in(places: Iterable[str], since: int) -> tuple[str, ExaminedCheckpoin
     return best
 
 
+def _limit_memory() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MOST_MEMORY if soft == resource.RLIM_INFINITY else min(soft, MOST_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    threading.stack_size(STACK)  # that of `ulimit -s` may be larger than all of this
+
+
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
     if not die_with(int(agent)):
         return
     os.nice(NICE)  # it also runs while the workers compute
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, MOST_MEMORY)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    _limit_memory()
     server = CheckpointService(**json.loads(settings))
     channel = AgentChannel(fd)
 

@@ -6,7 +6,7 @@ import os
 import re
 import reprlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
@@ -235,16 +235,26 @@ def expand(nodelist: str) -> list[str]:
 
 
 def _hosts(part: str) -> Iterator[str]:
-    """Yield the hosts of `n[1-2]x[3-4]`: n1x3, n1x4, n2x3, n2x4. Raises ValueError."""
-    begin, bracket, rest = part.partition("[")
-    if not bracket:
-        yield part
+    """Yield the hosts of `a[1-2]b[3-4]c[5-6]` in Slurm's order: the last number changes first, then
+    the first, then the second: a1b3c5, a1b3c6, a2b3c5, a2b3c6, a1b4c5, ... Raises ValueError.
+    """
+    words = re.split(r"[\[\]]", part)  # numbers are at odd indexes
+    numbers = range(1, len(words), 2)
+    return _filled(words, [*reversed(numbers[:-1]), *numbers[-1:]])
+
+
+def _filled(words: Sequence[str], numbers: Sequence[int]) -> Iterator[str]:
+    """Yield the words, joined, with each number of the ranges at these indexes. The number at the
+    last of the indexes changes first.
+    """
+    if not numbers:
+        yield "".join(words)
         return
-    numbers, _, rest = rest.partition("]")
-    for low, _, high in (each.partition("-") for each in numbers.split(",")):
+    at, *others = numbers
+    for low, _, high in (each.partition("-") for each in words[at].split(",")):
         for number in range(int(low), int(high or low) + 1):
-            for end in _hosts(rest):
-                yield f"{begin}{number:0{len(low)}d}{end}"
+            filled = f"{number:0{len(low)}d}"
+            yield from _filled([*words[:at], filled, *words[at + 1 :]], others)
 
 
 def tasks_per_node(text: str) -> list[int]:

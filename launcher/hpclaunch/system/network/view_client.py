@@ -30,7 +30,8 @@ def sockets() -> list[bytes]:
     """
     begin = b"@" + name_of(os.geteuid())  # for a null byte, see unix(7)
     with open("/proc/self/net/unix", "rb") as f:
-        words = {line.split()[-1] for line in f}
+        # A name may contain line breaks, so there may be blank lines.
+        words = {word for line in f for word in line.split()[-1:]}
     return sorted(b"\0" + word[1:] for word in words if word.startswith(begin))
 
 
