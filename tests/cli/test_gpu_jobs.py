@@ -152,21 +152,6 @@ def test_the_gpus_stay_open_from_the_survey_on(machine, health):
     assert machine.end()[0] == 0
 
 
-@pytest.mark.parametrize("module", ["worker.mps_keeper", "system.gpus.gpu_watcher"])
-def test_a_stopped_keeper_or_watcher_continues(machine, module):
-    """The next round waits for their answers."""
-    machine.launch("--nproc=2")
-    workers = machine.workers(2)
-    helper = machine.helper(f"hpclaunch.{module}")
-    helper.suspend()
-    os.kill(workers[0]["pid"], signal.SIGKILL)
-    assert [t["client"] for t in machine.workers(2, number=1)] == [True] * 2
-    assert helper.is_running()
-    code, said = machine.end()
-    assert code == 0, said
-    assert "was stopped by a signal, and continues" in said
-
-
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--")
 
 
