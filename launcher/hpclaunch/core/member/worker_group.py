@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from signal import SIGKILL, SIGTERM
-from typing import TYPE_CHECKING
 
 from ..ending.negotiation import Offers
 from ..hangs.suspicion import Suspicion
@@ -61,11 +60,9 @@ from ..protocol.model import (
     Trouble,
     Verdict,
 )
+from .moments import WorkersMoment, of_gpus
 from .round_notes import Exits, Queries, Spending
 from .stopping import Stopping
-
-if TYPE_CHECKING:
-    from .moments import WorkersMoment
 
 # Which phase may follow which.
 PHASES = {
@@ -116,8 +113,6 @@ class WorkerGroup:
     def moment(
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
     ) -> WorkersMoment | None:
-        from .moments import WorkersMoment, of_gpus  # imported late, to start agents faster
-
         if self.part is None:
             return None
         progress, spent = self._suspicion.report(), self.spending.report()
