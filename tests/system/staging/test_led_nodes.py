@@ -32,7 +32,7 @@ from hpclaunch.system.staging.orders import Call, Copy, Look, Note
 from hpclaunch.system.staging.stage_directory import BESIDE
 
 NEWER = "storage has a newer one"
-SILENT = "storage has not answered for 0.3 s, and may have a newer one"
+SILENT = "storage has not answered for 60 s, and may have a newer one"
 
 
 @pytest.fixture
@@ -1347,13 +1347,13 @@ def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
 
 
 @pytest.fixture
-def answer_of_storage(monkeypatch):
-    """Have searches of storage wait until this event is set, and restores not wait for long."""
-    monkeypatch.setattr(gathering, "PATIENCE", 0.3)
+def answer_of_storage(monkeypatch, clock):
+    """Have searches of storage take long, and until this event is set."""
     answers, examine = threading.Event(), CheckpointService.examine
 
     def waiting(self, *more):
-        if self.where.endswith("storage/ckpt"):
+        if self.where.endswith("storage/ckpt") and not answers.is_set():
+            clock.ahead += 2 * gathering.PATIENCE
             answers.wait(20)
         return examine(self, *more)
 
@@ -1446,8 +1446,7 @@ def test_the_next_round_does_not_wait_for_storage_that_stalls(nodes, monkeypatch
     ] * 4
 
 
-def test_storage_that_is_silent_on_another_node_is_reported(nodes, monkeypatch):
-    monkeypatch.setattr(draining, "SILENT", 0.3)
+def test_storage_that_is_silent_on_another_node_is_reported(nodes, monkeypatch, clock):
     stager = nodes.lead()
     peer = stager.memory.peers[1]
     ask = peer.ask
@@ -1459,6 +1458,7 @@ def test_storage_that_is_silent_on_another_node_is_reported(nodes, monkeypatch):
         def copy():
             until = time.monotonic() + 60
             while not nodes.sent(messages.DrainFailed) and time.monotonic() < until:
+                clock.ahead += 2 * draining.SILENT
                 time.sleep(0.01)
             return ask(order).result()
 
@@ -1514,26 +1514,32 @@ def test_a_restore_waits_for_the_end_of_a_flush(nodes, monkeypatch):
     assert [message.id for message in nodes.sent(messages.Restored)] == [4]
 
 
-def test_a_restore_that_takes_long_is_no_silence_of_storage(nodes, monkeypatch):
-    monkeypatch.setattr(draining, "SILENT", 0.3)
+def test_a_restore_that_takes_long_is_no_silence_of_storage(nodes, monkeypatch, clock):
     stager = nodes.lead()
-    copied, todo = copying._copy_span, [messages.Restore(4, (), (0, 1, 2))]
-    run = stager._gathering.run
+    copied, todo, served = copying._copy_span, [messages.Restore(4, (), (0, 1, 2))], []
+    run, serve = stager._gathering.run, stager.requests.serve
 
     def slow(request):
         answer = run(request)
-        time.sleep(0.5)
+        clock.ahead += 2 * draining.SILENT
         return answer
+
+    def count(seconds):
+        served.append(seconds)
+        serve(seconds)
 
     def copy_span(source, draft, *more):
         if todo and "storage" in draft:
             stager.requests.pending.append(todo.pop())
             while not nodes.sent(messages.Restored):
                 time.sleep(0.01)
-            time.sleep(0.15)  # until storage is asked again
+            before = len(served)
+            while len(served) <= before:  # silence is looked for before it serves
+                time.sleep(0.01)
         return copied(source, draft, *more)
 
     monkeypatch.setattr(stager._gathering, "run", slow)
+    monkeypatch.setattr(stager.requests, "serve", count)
     monkeypatch.setattr(copying, "_copy_span", copy_span)
     write(nodes.stages[0] / "step-1.pt", 1)
     stager.work()

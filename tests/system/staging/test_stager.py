@@ -689,22 +689,23 @@ def test_storage_that_fails_leaves_no_draft_and_is_tried_again(node, stager, mon
 
 
 @pytest.mark.parametrize(("module", "name"), [(copying, "_copy_span"), (draining, "publish")])
-def test_storage_that_is_silent_is_reported_once(node, stager, monkeypatch, module, name):
-    monkeypatch.setattr(draining, "SILENT", 0.2)
+def test_storage_that_is_silent_is_reported_once(node, stager, monkeypatch, clock, module, name):
     answer = getattr(module, name)
 
     def hang(*args):
+        clock.ahead += 2 * draining.SILENT
         until = time.monotonic() + 60
         while not sent(node, messages.DrainFailed) and time.monotonic() < until:
             time.sleep(0.01)
-        time.sleep(0.5)
+        clock.ahead += 2 * draining.SILENT
+        time.sleep(0.5)  # for several looks
         return answer(*args)
 
     monkeypatch.setattr(module, name, hang)
     write(node.stage / "step-1.pt", 1)
     stager.work()
     failed = messages.DrainFailed(
-        str(node.storage / "step-1.pt"), "storage has not answered for 0 s"
+        str(node.storage / "step-1.pt"), "storage has not answered for 60 s"
     )
     assert [m for m in node.channel.sent if not isinstance(m, messages.DrainProgress)][-2:] == [
         failed,
@@ -713,11 +714,11 @@ def test_storage_that_is_silent_is_reported_once(node, stager, monkeypatch, modu
     assert names(node.storage) == ["step-1.pt"]
 
 
-def test_storage_that_is_silent_while_nothing_is_drained_is_reported_too(node, stager, monkeypatch):
-    monkeypatch.setattr(draining, "SILENT", 0.2)
+def test_silence_while_nothing_is_drained_is_reported_too(node, stager, monkeypatch, clock):
     examine = stager._launch.there.examine
 
     def hang(*args):
+        clock.ahead += 2 * draining.SILENT
         until = time.monotonic() + 60
         while not sent(node, messages.OtherFailed) and time.monotonic() < until:
             time.sleep(0.01)
