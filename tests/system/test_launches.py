@@ -110,14 +110,14 @@ def silent(questions):
 
 
 def test_one_that_has_no_room_for_questions_does_not_hide_the_others(monkeypatch):
-    monkeypatch.setattr(view_client, "LIMIT", 0.5)
+    monkeypatch.setattr(view_client, "LIMIT", 2.0)
     with silent(None), answering(OTHER):
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
 
 
 def test_one_that_is_silent_does_not_keep_others_from_being_asked_again(monkeypatch):
     """The others are asked until their answers are complete, which takes a moment."""
-    monkeypatch.setattr(view_client, "LIMIT", 0.5)
+    monkeypatch.setattr(view_client, "LIMIT", 2.0)
     monkeypatch.setattr(view_client, "PATIENCE", 0.4)
     asked = []
     ask = view_client.ask
