@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpclaunch.core.protocol.model import NO_RANK, Load, Sample
-from hpclaunch.core.stragglers.causes import UNKNOWN, UNSEEN, cause, far_node
+from hpclaunch.core.stragglers import causes
+from hpclaunch.core.stragglers.causes import UNKNOWN, UNSEEN, far_node
+from hpclaunch.core.stragglers.lateness import Late
 
 USUAL = {"cpu": 0.7, "queued": 0.01, "throttled": 0.0, "blocked": 0.0}
 
@@ -14,6 +16,10 @@ def samples(**of_rank_2):
     loads = [Load(rank, **USUAL) for rank in range(4)]
     loads[2] = Load(2, **USUAL | of_rank_2)
     return {0: Sample(1.0, loads=tuple(loads[:2])), 1: Sample(1.0, loads=tuple(loads[2:]))}
+
+
+def cause(samples, agent, rank, lateness=0.2):
+    return causes.cause(samples, Late(agent, rank, lateness * 1.5, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +38,16 @@ def samples(**of_rank_2):
 )
 def test_what_it_does_more_than_others(more, why):
     assert cause(samples(**more), 1, 2).words.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("lateness", "why"), [(0.1, "it waits for a CPU for 9%"), (0.19, UNKNOWN), (0.4, UNKNOWN)]
+)
+def test_a_cause_explains_half_of_the_lateness(lateness, why):
+    """A busy node makes each of its ranks wait for a CPU at times."""
+    found = cause(samples(queued=0.1), 1, 2, lateness)
+    assert found.words.startswith(why)
+    assert found.outer == (why != UNKNOWN)
 
 
 @pytest.mark.parametrize(

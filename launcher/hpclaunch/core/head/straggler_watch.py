@@ -139,7 +139,7 @@ def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]
     late = found.late
     if late is None:
         return found, ""
-    cause = causes.cause(samples, late.agent, late.rank)
+    cause = causes.cause(samples, late)
     # Hosts hand collectives over long before GPUs begin them. A host that waits for its GPU in each
     # step, such as to print the loss, is behind the others without delaying them.
     doubtful = late.on_gpus and not cause.outer

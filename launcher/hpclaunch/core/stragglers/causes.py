@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from ..protocol.model import NO_RANK, Load, Sample
 from ..protocol.values import value
 from .arrivals import lower_median
+from .lateness import Late
 
-MORE = 0.05  # share of the time
+PART = 0.5  # share of a lateness that its cause explains at least
 SLOW = 0.9  # share of the others' clock rate
 FAR = 5.0  # multiples of the usual delay to other nodes
 LEAST_FAR = 0.001  # seconds
@@ -34,15 +35,15 @@ class Cause:
     outer: bool = False  # other processes, a quota or storage prevent the rank from running
 
 
-def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
-    """Return what a rank spends more time on than others; NO_RANK: all ranks of the agent."""
+def cause(samples: Mapping[int, Sample], late: Late) -> Cause:
+    """Return what late ranks spend more time on than others, if that explains their lateness."""
     loads = {load.rank: load for sample in samples.values() for load in sample.loads}
-    own = {load.rank for load in samples[agent].loads}
-    late = own if rank == NO_RANK else own & {rank}
-    others = loads.keys() - late
-    if not (late and others):
+    own = {load.rank for load in samples[late.agent].loads}
+    ranks = own if late.rank == NO_RANK else own & {late.rank}
+    others = loads.keys() - ranks
+    if not (ranks and others):
         return Cause("")
-    more = _more(loads, late, others)
+    more = _more(loads, ranks, others)
     shares = {
         "throttled": more.throttled,
         "queued": more.queued - more.throttled,  # a thread that a quota stops is queued as well
@@ -50,11 +51,10 @@ def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
         "cpu": more.cpu,
     }
     what = max(shares, key=lambda what: shares[what])
-    if what == "cpu" and shares["cpu"] >= MORE and (slowed := _slowed(loads, late, others)):
-        return Cause(slowed)
-    if shares[what] >= MORE:
-        return Cause(WORDS[what].format(getattr(more, what)), what in OUTER)
-    spins = min(loads[rank].cpu for rank in late) >= SPINS
+    if shares[what] >= PART * late.seconds / late.pace:
+        slowed = _slowed(loads, ranks, others) if what == "cpu" else ""
+        return Cause(slowed or WORDS[what].format(getattr(more, what)), what in OUTER)
+    spins = min(loads[rank].cpu for rank in ranks) >= SPINS
     return Cause(UNSEEN if spins else UNKNOWN)
 
 
