@@ -9,6 +9,8 @@ import functools
 import re
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -107,23 +109,42 @@ TOGETHER = (
 BUILT_ON = {"system.staging": {"system.checkpoints", "system.network"}}
 
 
+@dataclass
+class Uses:
+    """What one file uses of others."""
+
+    imports: list[str] = field(default_factory=list)  # dotted paths; within functions, too
+    for_types: list[str] = field(default_factory=list)  # those that only type checkers see
+    of_signal: set[str] = field(default_factory=set)  # attributes of the module signal
+    searches: list[int] = field(default_factory=list)  # lines that search in a text of ours
+
+
 @functools.cache
-def imports(file: Path, *, types: bool = True) -> list[str]:
-    """Absolute names of everything a file imports, within functions too, as dotted paths. Without
-    `types`, leave out what only type checkers see."""
+def uses(file: Path) -> Uses:
+    found = Uses()
     package = ("hpclaunch", *file.parts[:-1])
-    found = []
-    tree = ast.parse((PACKAGE / file).read_text())
-    if not types:
-        tree.body = [node for node in tree.body if not is_for_types(node)]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join((*base, *([node.module] if node.module else [])))
-            found += [f"{module}.{alias.name}" for alias in node.names]
+    for statement in ast.parse((PACKAGE / file).read_text()).body:
+        names: list[str] = []
+        for node in ast.walk(statement):
+            match node:
+                case ast.Import():
+                    names += [alias.name for alias in node.names]
+                case ast.ImportFrom():
+                    base = package[: len(package) - node.level + 1] if node.level else ()
+                    module = ".".join((*base, *([node.module] if node.module else [])))
+                    names += [f"{module}.{alias.name}" for alias in node.names]
+                case ast.Attribute(value=ast.Name(id="signal"), attr=attr):
+                    found.of_signal.add(attr)
+                case ast.Compare() | ast.Call() if is_search(node):
+                    found.searches.append(node.lineno)
+        found.imports += names
+        if is_for_types(statement):
+            found.for_types += names
     return found
+
+
+def imports(file: Path) -> list[str]:
+    return uses(file).imports
 
 
 def is_for_types(node: ast.stmt) -> bool:
@@ -188,21 +209,15 @@ def test_core_and_observers_are_pure(file):
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "core"], ids=str)
 def test_core_uses_of_signal_only_its_names(file):
     """Neither handlers nor kills: an enum of numbers."""
-    used = {
-        node.attr
-        for node in ast.walk(ast.parse((PACKAGE / file).read_text()))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "signal"
-    }
-    assert {name for name in used if not name.startswith("SIG")} <= {"Signals"}
+    assert {name for name in uses(file).of_signal if not name.startswith("SIG")} <= {"Signals"}
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "worker"], ids=str)
 def test_worker_files_stand_alone(file):
     """Python has nothing but its own library there, and in the user's, where the site's files
     are imported, of ours only what lies beside them."""
-    used = {name.split(".")[0] for name in imports(file, types=False)}
+    seen = Counter(imports(file)) - Counter(uses(file).for_types)
+    used = {name.split(".")[0] for name in seen}
     foreign = used - set(sys.stdlib_module_names)
     if file.name == MEASUREMENT:
         assert foreign <= {"hpclaunch", "torch"}
@@ -275,8 +290,7 @@ def is_search(node: ast.AST) -> bool:
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "worker"], ids=str)
 def test_nothing_is_found_out_from_a_text_of_ours(file):
-    tree = ast.parse((PACKAGE / file).read_text())
-    found = [node.lineno for node in ast.walk(tree) if is_search(node)]
+    found = uses(file).searches
     assert bool(found) == (str(file) in OTHERS_TEXTS), found
 
 
