@@ -145,7 +145,7 @@ def test_a_worker_that_ignores_sigterm_gets_sigkill(tmp_path):
     assert until(lambda: not living(pids))
 
 
-IMPATIENT = {"stuck": 4.0}  # with an idle worker
+IMPATIENT = {"stuck": 6.0}  # with an idle worker
 
 
 def test_a_lost_round_waits_for_nobody_who_saves_nothing(tmp_path):
