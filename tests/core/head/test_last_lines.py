@@ -12,7 +12,7 @@ import pytest
 
 from hpclaunch.core.head import last_lines
 from hpclaunch.core.protocol.model import Failure
-from surroundings import free_port
+from surroundings import free_ports
 
 # One import of torch, then a forked process for each rank of each case, which ends as workers do.
 LAST_WORDS = """
@@ -173,9 +173,7 @@ WITHOUT_CUDA = {
 
 def said_by(cases, directory, before=()):
     """(exit code, last lines) of rank 0 of each case, or of the rank that died by a signal."""
-    ports: set[int] = set()
-    while len(ports) < len(cases):
-        ports.add(free_port())
+    ports = free_ports(len(cases))
     words = [f"{case}:{port}" for case, port in zip(cases, ports, strict=True)]
     command = [*before, sys.executable, "-c", LAST_WORDS, *words]
     done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, timeout=280)
