@@ -184,6 +184,14 @@ def free_port() -> int:
             return port
 
 
+def free_ports(number: int) -> list[int]:
+    """Return so many different ports that nobody listens at."""
+    ports: set[int] = set()
+    while len(ports) < number:
+        ports.add(free_port())
+    return sorted(ports)
+
+
 def is_asked_by_test(end: socket.socket) -> bool:
     """Return whether this process, or one below it, has made a connection to an agent's socket. The
     commands of other tests ask all agents on this machine.

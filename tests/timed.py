@@ -2,7 +2,7 @@
 
 Most fields of `Timing` have no option. The test program `stand_ins/timed/hpclaunch` sets them and
 then runs `hpclaunch`, which itself reads none of this. It can also set time-outs in other modules
-of the agent, for example {"agent.notifying.END_LIMIT": 1.0}.
+of the agent, for example {"agent.notifying.END_LIMIT": 1.0}, or in a class there.
 """
 
 from __future__ import annotations

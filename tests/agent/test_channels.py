@@ -20,6 +20,7 @@ from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe.console import words
 from hpclaunch.system.network import wire
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
+from surroundings import free_port
 
 SECRET = b"s" * 32
 LIMIT = 120.0  # seconds; far more than any of this takes
@@ -249,7 +250,7 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
 
 def test_the_users_port_is_for_every_agent_that_may_lead(agents):
     places = tuple(Place(i, node, f"n{node}") for i, node in enumerate((0, 0, 1, 1)))
-    port = 20000 + os.getpid() % 10000
+    port = free_port()
     step = Allocation("71.0", agents.identity, places, 0, (HERE, port))
     channels = agents.add(step)
     assert channels.port == port

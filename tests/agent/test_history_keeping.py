@@ -67,9 +67,9 @@ def keeping(service, agent, *, logs=True, asked=None):
 
 
 def test_workers_are_asked_each_period_and_their_answers_are_recorded(service, agent):
-    asked = []
+    asked, now = [], time.monotonic()
     history = keeping(service, agent, asked=asked)
-    history.update(time.monotonic())
+    history.update(now)  # nothing is due yet
     assert len(service.lines) == 2  # the title, and the start of the round
     assert not asked
     history.update(history.deadline())
@@ -82,9 +82,9 @@ def test_workers_are_asked_each_period_and_their_answers_are_recorded(service, a
 
 
 def test_the_start_and_the_end_of_a_round_are_recorded_at_once(service, agent):
-    history = keeping(service, agent)
     now = time.monotonic()
-    history.update(now)
+    history = keeping(service, agent)
+    history.update(now)  # nothing is due yet
     agent.member.phase = Phase.PREPARING
     for _ in range(2):  # nothing has changed
         history.update(now + 0.1)

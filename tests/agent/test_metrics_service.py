@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from hpclaunch.agent import metrics_service
 from hpclaunch.agent.metrics_messages import Complaint
 from hpclaunch.agent.metrics_service import FRESH, Known, MetricsService
 from hpclaunch.core.protocol.facts import Category, EndReason, RoundEnded
@@ -77,6 +78,11 @@ class Agent:
                     self.asked += [word] * is_asked_by_test(end)
                     answer = self.ledger if word == LEDGER else packing.pack(self.launch)
                     self.socket.answer(end, file_of(answer))
+
+
+@pytest.fixture(autouse=True)
+def _agents_have_time(monkeypatch):
+    monkeypatch.setattr(metrics_service, "ANSWER", LIMIT)
 
 
 @contextmanager

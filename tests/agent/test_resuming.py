@@ -58,16 +58,20 @@ def answer(resuming):
 def seek_newest(resuming):
     resuming._newest_at = -math.inf  # the last search was long ago
     resuming.seek_newest()
+    resuming._newest_at = math.inf  # this one is never late
     assert resuming.seeks_newest
     while resuming.seeks_newest:
         assert receive(resuming) == []
 
 
 def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, recorded, tmp_path):
-    assert resuming.choose(ChooseCheckpoint(number=7)) == []
+    resuming.choose(ChooseCheckpoint(number=6))
+    answer(resuming)
     helper = process_of(resuming)
     helper.suspend()
-    assert resuming.update(time.monotonic()) == []
+    assert resuming.choose(ChooseCheckpoint(number=7)) == []
+    assert resuming.update(resuming.deadline() - 1.0) == []
+    assert helper.is_running()
     assert resuming.update(resuming.deadline()) == []
     assert not helper.is_running()
     assert list(map(words, recorded)) == [
@@ -100,9 +104,11 @@ def test_one_that_hangs_while_no_round_waits_for_it_is_neither_replaced_nor_wait
 
 
 def test_one_that_hangs_in_a_look_that_is_over_is_replaced_for_the_next(resuming, recorded):
-    resuming.look(Look(1, "there.pt", "mark", 0, 0))
+    resuming.choose(ChooseCheckpoint(number=6))
+    answer(resuming)
     helper = process_of(resuming)
     helper.suspend()
+    resuming.look(Look(1, "there.pt", "mark", 0, 0))
     resuming.look(None)
     assert resuming.update(resuming.deadline()) == []
     assert not helper.is_running()

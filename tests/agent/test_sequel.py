@@ -31,11 +31,12 @@ PROGRAM = """
 import pickle, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 from hpclaunch.agent import sequel
-sequel.ASKED = float(sys.argv[2])
+sequel.ASKED, sequel.READ = map(float, sys.argv[2:])
 verdict, job, environ, leads = pickle.loads(bytes.fromhex(sys.argv[1]))
 print("begins", flush=True)
 sequel.carry_out(verdict, job, environ, leads=leads)
 """
+LIMIT = 120.0  # seconds; far more than any of this takes
 FORBIDS = "echo no >&2; exit 1"
 
 
@@ -43,7 +44,7 @@ FORBIDS = "echo no >&2; exit 1"
 def agent(tmp_path):
     running = []
 
-    def begin(*, leads=True, says="true", asked=0.01, stderr=subprocess.PIPE):
+    def begin(*, leads=True, says="true", asked=0.01, read=LIMIT, stderr=subprocess.PIPE):
         (tmp_path / "restarts").write_text("0")
         for name, text in (
             ("scontrol", SCONTROL.format(says)),
@@ -55,7 +56,7 @@ def agent(tmp_path):
         environ |= {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
         verdict = Verdict(EXIT_SAVED, "", Origin.TIME_LIMIT, sequel=Sequel.REQUEUE)
         arguments = pickle.dumps((verdict, JOB, environ, leads)).hex()
-        command = [sys.executable, "-c", PROGRAM, arguments, str(asked)]
+        command = [sys.executable, "-c", PROGRAM, arguments, str(asked), str(read)]
         process = subprocess.Popen(
             command,
             cwd=tmp_path,
@@ -86,7 +87,7 @@ RELEASES = "scancel --signal=TERM 71.0"
 
 
 def test_the_head_asks_slurm(agent, tmp_path):
-    _, output = agent().communicate(timeout=60)
+    _, output = agent().communicate(timeout=LIMIT)
     assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71"]
     assert output == "hpclaunch: job 71 is requeued: run 2 follows\n"
 
@@ -106,7 +107,7 @@ def full():
 
 
 def test_the_head_asks_slurm_though_nobody_reads_the_console(agent, full, tmp_path):
-    assert agent(stderr=full[1]).wait(timeout=20) == 0
+    assert agent(stderr=full[1], read=0.1).wait(timeout=LIMIT) == 0
     assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71"]
 
 
@@ -115,24 +116,24 @@ def test_a_console_that_is_read_late_gets_the_message(agent, full):
     time.sleep(1.0)
     os.read(full[0], 1 << 20)
     os.set_blocking(full[0], False)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=LIMIT) == 0
     assert os.read(full[0], 1 << 20) == b"hpclaunch: job 71 is requeued: run 2 follows\n"
 
 
 def test_the_others_wait_for_sigterm(agent, tmp_path):
-    process = agent(leads=False, asked=100)
+    process = agent(leads=False, asked=600)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=LIMIT) == 0
     assert slurm_calls(tmp_path) == []
 
 
 def test_another_launch_of_the_job_has_already_requeued_it(agent, tmp_path):
-    _, output = agent(says=f"echo 1 > restarts; {FORBIDS}").communicate(timeout=60)
+    _, output = agent(says=f"echo 1 > restarts; {FORBIDS}").communicate(timeout=LIMIT)
     assert slurm_calls(tmp_path) == ["show job -o 71", "requeue 71", "show job -o 71"]
     assert "was not requeued" not in output
 
 
 def test_a_head_that_is_refused_lets_the_others_end(agent, tmp_path):
-    _, output = agent(says=FORBIDS).communicate(timeout=60)
+    _, output = agent(says=FORBIDS).communicate(timeout=LIMIT)
     assert output.endswith("hpclaunch: job 71 was not requeued: no\n")
     assert slurm_calls(tmp_path)[-1] == RELEASES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -45,14 +44,14 @@ class Story(test_staging.Story):
     def reply(self, *replies):
         """Return the events that follow from replies of the stager in one turn of the loop."""
         self.adapter._client.given += replies
-        return self.turn(self.adapter.ready({FD}, time.monotonic()))
+        return self.turn(self.adapter.ready({FD}, self.now))
 
     def turn(self, found=()):
-        return [*found, *self.adapter.update(time.monotonic())]
+        return [*found, *self.adapter.update(self.now)]
 
     def die(self):
         self.adapter._client.lost = True
-        return self.turn(self.adapter.ready({FD}, time.monotonic()))
+        return self.turn(self.adapter.ready({FD}, self.now))
 
     def search(self, *, stages=True, agents=(0, 1), is_first=False):
         effect = effects.ChooseCheckpoint(agents=agents, stages=stages, is_first=is_first)
@@ -281,7 +280,7 @@ def test_a_node_without_such_a_directory_says_so(tmp_path, monkeypatch):
 
 
 def test_the_leading_agent_flushes_even_if_it_has_begun_no_round(head):
-    assert head.adapter.flush(effects.FlushStage(time.monotonic() + 9.0, number=5)) == []
+    assert head.adapter.flush(effects.FlushStage(head.now + 9.0, number=5)) == []
     assert head.flushed()[0] == events.StageFlushed(number=5)
 
 
@@ -291,13 +290,13 @@ def test_one_that_leads_again_flushes_what_rounds_of_others_have_saved(head):
     head.turn()
     head.control.leads = True
     head.adapter.lead(LEAD)
-    assert head.adapter.flush(effects.FlushStage(time.monotonic() + 9.0, number=5)) == []
+    assert head.adapter.flush(effects.FlushStage(head.now + 9.0, number=5)) == []
     assert head.flushed()[0] == events.StageFlushed(number=5)
 
 
 def test_a_search_during_the_flush_does_not_end_the_wait_for_it(head):
     """Slurm may explain its SIGTERM so late that the last save is looked for only then."""
-    assert head.adapter.flush(effects.FlushStage(time.monotonic() + 9.0, number=5)) == []
+    assert head.adapter.flush(effects.FlushStage(head.now + 9.0, number=5)) == []
     head.adapter.forget_search()
     head.adapter.search(8, lambda _: ["found"])
     assert head.reply(messages.Searched(8, ())) == ["found"]

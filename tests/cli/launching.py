@@ -15,7 +15,7 @@ from surroundings import environment
 
 CROWD = Path(__file__).parents[1] / "stand_ins" / "crowd.py"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
-LIMIT = 120  # seconds; far more than any of these runs takes
+LIMIT = 240  # seconds; far more than any of these runs takes
 started = []  # the launches of this test that `start` has begun, each with its directory
 
 

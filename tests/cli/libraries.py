@@ -139,7 +139,7 @@ def train():
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
     for _ in range(2):
         optimizer.step()
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while learns() and time.monotonic() < deadline:
         with open(os.environ["UNTIL"]) as journal:
             if journal.read().count('"note":"renewed"') > 1:

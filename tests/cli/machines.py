@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from launching import LIMIT
 from launching import start as start_agent
 
 from surroundings import environment
@@ -13,10 +14,13 @@ MALFORMED = b"hpclaunch: dead: --5 x y\n"  # a stranger's word
 QUICK = {"goodbye": 1.0, "first_notice": 0.5, "next_notice": 0.5}
 
 
-def start(*args, cwd, errors=None, timing=None, **changes):
-    """Start an agent with the test's own secret."""
+def start(*args, cwd, errors=None, timing=None, loss=LIMIT, **changes):
+    """Start an agent with the test's own secret. A silent agent counts as lost after `loss`
+    seconds: by default, later than a busy machine holds one up.
+    """
     environ = environment(**{"HPCLAUNCH_SECRET_FILE": cwd / "secret"} | changes)
-    return start_agent(*args, cwd=cwd, environ=environ, errors=errors, timing=timing)
+    words = (f"--loss-timeout={loss}", *args)
+    return start_agent(*words, cwd=cwd, environ=environ, errors=errors, timing=timing)
 
 
 def is_open(port):

@@ -221,10 +221,13 @@ def start_step(cwd, env, *, tasks, timeout=30, **changes):
 
 
 def test_the_tasks_of_a_step_connect_and_one_speaks(tmp_path, env):
+    began = time.monotonic()
     (said, code), *others = step(tmp_path, env, tasks=3)
+    lasted = time.monotonic() - began
     assert code == 0, said
     assert "all 3 tasks connected to localhost, port " in words(said)
-    assert "within 0." in said.split("clocks")[1]
+    (apart,) = re.findall(r"(\d+(?:\.\d+)?) s", row(said, "clocks"))
+    assert float(apart) <= lasted, "it is the same clock, and a report takes no longer than all"
     assert others == [("", 0), ("", 0)]
 
 
@@ -252,7 +255,7 @@ def test_what_one_task_finds_is_the_first_ones_exit_code(tmp_path, env):
 
 def test_a_task_with_another_secret_is_reported_by_both_sides(tmp_path, env):
     wrong = {"t1": {"HPCLAUNCH_SECRET_FILE": str(tmp_path / "other")}}
-    (head, code), (member, other) = step(tmp_path, env, tasks=2, timeout=5, **wrong)
+    (head, code), (member, other) = step(tmp_path, env, tasks=2, timeout=1, **wrong)
     assert (code, other) == (1, 1)
     assert "no connection from localhost" in words(head)
     assert "another secret file or --rdzv-id, from which the ports derive" in words(member)
@@ -410,10 +413,10 @@ def test_a_process_uses_one_instance_of_mig(tmp_path, with_gpus):
 
 def test_a_driver_that_hangs(tmp_path, with_gpus):
     _, env = with_gpus(Gpu(), hang=True)
-    done = doctor(tmp_path, env | {"SLURM_GPUS_ON_NODE": "1"}, "--timeout", "1")
+    done = doctor(tmp_path, env | {"SLURM_GPUS_ON_NODE": "1"}, "--timeout", "3")
     assert done.returncode == 1, done.stdout
-    assert "NVML did not answer within 1 s" in row(done.stdout, "GPUs")
-    done = doctor(tmp_path, env, "--timeout", "1")
+    assert "NVML did not answer within 3 s" in row(done.stdout, "GPUs")
+    done = doctor(tmp_path, env, "--timeout", "3")
     assert done.returncode == 0, done.stdout  # nobody has asked for a GPU
 
 

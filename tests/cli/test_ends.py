@@ -118,10 +118,10 @@ def test_an_upload_in_the_background_is_waited_for(tmp_path, session):
 def test_an_upload_that_takes_too_long_is_ended_and_named(tmp_path):
     path = script(tmp_path, UPLOADS.format(enough="never", session=True))
     no_other_line = {"leftovers_notice": 60.0, "leftovers": 60.0}  # on a busy machine
-    done = hpclaunch("--nproc", 2, "--grace", 3, path, cwd=tmp_path, timing=no_other_line)
+    done = hpclaunch("--nproc", 2, "--grace", 1, path, cwd=tmp_path, timing=no_other_line)
     assert done.returncode == 0
     line = only(done.stderr)
-    ending = "ending what the workers left behind, after 3 s (--grace): bash (rank 0, pid "
+    ending = "ending what the workers left behind, after 1 s (--grace): bash (rank 0, pid "
     assert ending in line
 
 
@@ -145,7 +145,7 @@ def test_a_worker_that_ignores_sigterm_gets_sigkill(tmp_path):
     assert until(lambda: not living(pids))
 
 
-IMPATIENT = {"stuck": 4.0}  # with an idle worker
+IMPATIENT = {"stuck": 6.0}  # with an idle worker
 
 
 def test_a_lost_round_waits_for_nobody_who_saves_nothing(tmp_path):

@@ -18,7 +18,8 @@ from hpclaunch.system.shared.prctl import adopt_orphans
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
 LINES = 20
-SUSPENDED = 7.0  # seconds; longer than a helper has to answer
+PATIENCE = 10.0  # seconds; for a helper to answer
+SUSPENDED = 12.0  # seconds; longer than that
 OPTIONS = (
     *("--cold", "--max-restarts", "0", "--log-dir", "logs", "--checkpoint-dir", "checkpoints"),
     *("--notify", "cat >> events", "--metrics", "job.prom"),
@@ -73,16 +74,16 @@ OUTPUT = "".join(f"line {number}\n" for number in range(LINES))
 class Launch:
     """A launch with helpers of all kinds that one machine without GPUs has."""
 
-    def __init__(self, directory, when, signum, *options, which=""):
+    def __init__(self, directory, when, signum, *options, which="", timing=None):
         """`when` the worker sends a signal to the helpers with this word in their commands."""
         (directory / "checkpoints").mkdir()
         words = (*OPTIONS, *options, script(directory, TRAINING), when, int(signum), which)
         self.directory = directory
-        self.process = start(*words, cwd=directory)
+        self.process = start(*words, cwd=directory, timing=timing)
 
     def ends(self):
         out, err = self.process.communicate(timeout=LIMIT)
-        assert not living(self.hit)
+        until(lambda: not living(self.hit))
         return self.process.returncode, out, err
 
     @property
@@ -99,7 +100,9 @@ class Launch:
 def test_the_time_in_which_the_launcher_does_not_run_does_not_count(tmp_path):
     """After a suspension, a search that was suspended as well is given time to answer."""
     options = ("--max-restarts", 1)
-    launch = Launch(tmp_path, "a restart", signal.SIGSTOP, *options, which="checkpoints.service")
+    timing = {"system.checkpoints.client.PATIENCE": PATIENCE}
+    how = {"which": "checkpoints.service", "timing": timing}
+    launch = Launch(tmp_path, "a restart", signal.SIGSTOP, *options, **how)
     journal = tmp_path / "logs" / "journal.jsonl"
     until(lambda: journal.exists() and journal.read_text().count("ChooseCheckpoint") == 2)
     launch.process.send_signal(signal.SIGSTOP)

@@ -61,7 +61,7 @@ def env(cwd):
 
 def test_a_failure_and_a_hang_are_seen_and_mended(hidden, cwd, env):
     args = ("--nproc", 2, script(cwd, TRAINS))
-    done = hpclaunch(*args, cwd=cwd, env=env, before=hidden, timing={"least_hang": 4.0})
+    done = hpclaunch(*args, cwd=cwd, env=env, before=hidden, timing={"least_hang": 6.0})
     assert done.returncode == 0, done.stderr
     assert "rank 1 on " in done.stderr
     assert re.search(r"rank 1 on \S+ was killed by SIGKILL; restart 1 of 3", done.stderr)
@@ -76,16 +76,18 @@ def test_a_job_can_be_looked_at_and_loses_its_fork_server(hidden, cwd, env, requ
     request.addfinalizer(process.kill)
     until((cwd / "up").exists)
 
-    def ask(command):
-        done = hpclaunch(command, cwd=cwd, env=env, before=hidden)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def until_shown(command, text):
+        def is_shown():
+            done = hpclaunch(command, cwd=cwd, env=env, before=hidden)
+            return done.returncode == 0 and text in done.stdout
 
-    assert "1 node · 2 ranks" in ask("status")
-    assert "train.py:1" in ask("stacks")
+        until(is_shown, pause=0.5)
+
+    until_shown("status", "1 node · 2 ranks")
+    until_shown("stacks", "train.py:1")
     server, *below = fork_server(process)
     os.kill(server, signal.SIGKILL)
-    until(lambda: "round 1 · 1 of 3 restarts" in ask("status"), pause=0.5)
+    until_shown("status", "round 1 · 1 of 3 restarts")
     assert not living([server, *below])
     code, _, said = end(process)
     assert code == 128 + signal.SIGTERM

@@ -10,7 +10,7 @@ from typing import get_args
 import psutil
 import pytest
 import saving
-from launching import LIMIT, hpclaunch, only_logs, outputs, script, start, until
+from launching import LIMIT, command_of, hpclaunch, only_logs, outputs, said, script, start, until
 
 from hpclaunch.core.protocol.facts import EndReason, SeatUse
 from hpclaunch.core.protocol.model import Origin
@@ -142,7 +142,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 def test_nothing_of_a_failed_round_is_left_in_shared_memory(tmp_path):
     """torch_shm_manager, which outlives its workers for that, takes its time."""
-    done = hpclaunch("--nproc", 1, script(tmp_path, SHARES), cwd=tmp_path)
+    timing = {"leftovers": 60.0}
+    done = hpclaunch("--nproc", 1, script(tmp_path, SHARES), cwd=tmp_path, timing=timing)
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
     assert len(names) == 2
@@ -303,20 +304,33 @@ def test_what_tee_begins_its_lines_with(tmp_path, by):
     assert done.stdout == f"{socket.gethostname()}:0: 1\n"
 
 
+COUNTS = """
+import itertools, os, time
+for i in itertools.count():
+    print("line", i)
+    if os.path.exists("over"):
+        break
+    time.sleep(0.02)
+"""
+
+
 def test_the_process_that_shows_the_output_is_killed(tmp_path):
     """Another process takes over, and the workers notice nothing."""
-    path = script(tmp_path, "import time\nfor i in range(30): print('line', i); time.sleep(0.1)\n")
-    agent = start("--nproc=1", path, cwd=tmp_path)
+    agent = start("--nproc=1", script(tmp_path, COUNTS), cwd=tmp_path)
     assert agent.stdout.readline() == "line 0\n"
     children = psutil.Process(agent.pid).children()
-    (shows,) = [p for p in children if any("log_service" in word for word in p.cmdline())]
+    (shows,) = [p for p in children if "log_service" in " ".join(command_of(p.pid))]
     shows.kill()
+    assert said(agent, "was killed and replaced: lines may be missing")
+    (log,) = tmp_path.glob("hpclaunch-logs/*/round-0/rank-0.out")
+    written = log.read_text().count("\n")
+    assert any(int(line.split()[1]) > written for line in agent.stdout)
+    (tmp_path / "over").touch()
     out, err = agent.communicate(timeout=LIMIT)
     assert agent.returncode == 0, out + err
-    assert "line 29\n" in out
-    assert "was killed and replaced: lines may be missing" in err
-    (log,) = tmp_path.glob("hpclaunch-logs/*/round-0/rank-0.out")
-    assert log.read_text() == "".join(f"line {i}\n" for i in range(30))
+    lines = log.read_text().splitlines(keepends=True)
+    assert lines == [f"line {i}\n" for i in range(len(lines))]
+    assert out.endswith(lines[-1])
 
 
 def test_more_workers_than_the_user_may_have_open_files(tmp_path):

@@ -13,7 +13,18 @@ import time
 
 import psutil
 import pytest
-from launching import HPCLAUNCH, LIMIT, end, family, hpclaunch, living, script, start, until
+from launching import (
+    HPCLAUNCH,
+    LIMIT,
+    command_of,
+    end,
+    family,
+    hpclaunch,
+    living,
+    script,
+    start,
+    until,
+)
 from long_jobs import write_facts
 
 from hpclaunch.cli import launch_ledgers, log_directories
@@ -125,11 +136,8 @@ def test_of_a_launch_that_was_killed(tmp_path):
         return len(parts) > services and " rank-0.out " in parts[services]
 
     until(lambda: noted(1))
-    (service,) = [
-        p
-        for p in psutil.Process(launch.pid).children()
-        if any("logs.log_service" in word for word in p.cmdline())
-    ]
+    children = psutil.Process(launch.pid).children()
+    (service,) = [p for p in children if "logs.log_service" in " ".join(command_of(p.pid))]
     service.kill()
     until(lambda: noted(2))
     pids = family(launch)

@@ -22,7 +22,7 @@ while not os.path.exists("go"):
 """
 
 
-def three_machines(tmp_path, *, numbered, timing=None):
+def three_machines(tmp_path, *, numbered, **more):
     """Return three agents, the first one first, once they train, and the port of that one."""
     common = ["--nnodes=1:3", "--nproc-per-node=1", "--wait-for-nodes=3", "--max-restarts=0"]
     common += [f"--rdzv-endpoint=127.0.0.1:{(port := free_port())}"]
@@ -31,9 +31,9 @@ def three_machines(tmp_path, *, numbered, timing=None):
         [*common, *([f"--node-rank={rank}"] if numbered else []), script(tmp_path, WAIT)]
         for rank in range(3)
     ]
-    agents = [start(*lines[0], cwd=tmp_path, timing=timing)]
+    agents = [start(*lines[0], cwd=tmp_path, **more)]
     until(lambda: is_open(port))
-    agents += [start(*line, cwd=tmp_path, timing=timing) for line in lines[1:]]
+    agents += [start(*line, cwd=tmp_path, **more) for line in lines[1:]]
     until(lambda: len(list(tmp_path.glob("of-3-*"))) == 3)
     return agents, port
 
@@ -69,7 +69,7 @@ def test_the_first_machine_continues_without_the_others(tmp_path):
 @pytest.mark.parametrize("words", [b"", MALFORMED], ids=["silent", "malformed"])
 def test_a_stranger_takes_the_port_of_a_dead_machine(tmp_path, words):
     """No death notice is posted there. The loss timeout holds all the same."""
-    agents, port = three_machines(tmp_path, numbered=True, timing=QUICK)
+    agents, port = three_machines(tmp_path, numbered=True, timing=QUICK, loss=6)
     agents[0].send_signal(signal.SIGSTOP)
     os.kill(fork_server(agents[0])[0], signal.SIGKILL)
     agents[0].kill()

@@ -71,7 +71,7 @@ def test_a_job_that_is_scraped_while_it_runs(tmp_path):
     port = free_port()
     with stepping(tmp_path, "--nproc", 2, "--metrics", port) as run:
         metrics = with_steps(port)
-        launch = run.status()
+        launch = run.until_status(runs)
         for samples in metrics.values():
             for sample in samples:
                 assert sample.labels["hpc_job"] == sample.labels["launch"] == launch["name"]
@@ -205,7 +205,7 @@ def test_the_process_that_serves_them_is_replaced_and_dies_with_its_agent(tmp_pa
         service.kill()
         (other,) = until(lambda: [s for s in services(run.process.pid) if s.pid != service.pid])
         until(lambda: scraped(port), pause=0.2)
-        assert run.status()["job"]["round"] == 0
+        assert run.until_status(runs)["job"]["round"] == 0
         run.process.kill()
         run.process.communicate()
         until(lambda: not psutil.pid_exists(other.pid) or other.status() == "zombie")

@@ -7,7 +7,7 @@ import signal
 
 import psutil
 import pytest
-from launching import hpclaunch, living, only_logs, script, until
+from launching import command_of, hpclaunch, living, only_logs, script, until
 from test_status import runs, waiting
 
 from hpclaunch.core.protocol.node_facts import NotifyFailed, NotifyTrouble
@@ -74,8 +74,7 @@ def test_a_command_that_hangs_holds_up_neither_training_nor_the_end_for_long(tmp
     command = "echo $$ >> pids; sleep 1000"
     timing = {"agent.notifying.END_LIMIT": 1.0}
     with waiting(tmp_path, "--notify", command, timing=timing) as run:
-        run.until_status(runs)
-        assert run.status()["job"]["round"] == 0
+        assert run.until_status(runs)["job"]["round"] == 0
         code, _, err = run.ends()
         assert code == 0
         assert "the command of --notify took longer than 1 s at the end of the job" in err
@@ -101,5 +100,6 @@ def test_without_the_option_there_is_no_such_process(tmp_path):
     with waiting(tmp_path) as run:
         run.until_status(runs)
         children = psutil.Process(run.process.pid).children()
-        assert not [c for c in children if "hpclaunch.agent.errand_service" in c.cmdline()]
+        commands = [command_of(child.pid) for child in children]
+        assert not [each for each in commands if "hpclaunch.agent.errand_service" in each]
         assert run.ends()[0] == 0

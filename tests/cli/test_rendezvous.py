@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch, script
 
-from surroundings import free_port
+from surroundings import free_ports
 
 MEET = Path(__file__).parents[1] / "slurm" / "scripts" / "meet.py"
 
@@ -33,8 +33,8 @@ def launched(request, starts, tmp_path_factory):
     assert runs in text
     path = script(directory, text.replace(runs, "main(*sys.argv[1:3])") + ENDS)
     options = ["--cold"] if request.param == "cold" else []
-    ports = [free_port() for _ in range(GROUPS)]
-    words = ("--nproc", 2, *options, path, free_port(), "file", *ports)
+    first, *ports = free_ports(1 + GROUPS)
+    words = ("--nproc", 2, *options, path, first, "file", *ports)
     return request.param, hpclaunch(*words, cwd=directory)
 
 

@@ -211,7 +211,7 @@ def test_all_agents_of_a_job_one_of_which_was_killed(replayed, tmp_path):
     env = environment(HPCLAUNCH_SECRET_FILE=os.fspath(tmp_path / "secret"))
     path = script(tmp_path, "import time\ntime.sleep(600)")
     options = ["--nnodes", "1:2", "--health", "off", "--master-addr", "127.0.0.1"]
-    options += ["--master-port", free_port(), "--log-dir", "logs"]
+    options += ["--master-port", free_port(), "--log-dir", "logs", "--loss-timeout", LIMIT]
     agents = [
         start(*options, "--node-rank", rank, "--nproc", 1, path, cwd=tmp_path, environ=env)
         for rank in range(2)

@@ -261,6 +261,8 @@ for step in itertools.count(begin):
         torch.save({"step": step}, "saved/new")
         os.rename("saved/new", "saved/step-30.pt")
     if step == 40 and not begin and os.environ["RANK"] == "1":
+        while not os.path.exists("saved/step-30.pt"):
+            time.sleep(0.05)
         print("<img src=x onerror=alert(1)>", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     if begin and is_noted():

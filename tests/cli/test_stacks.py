@@ -91,9 +91,9 @@ def test_workers_report_and_continue(tmp_path, how):
     train = script(tmp_path, WAITING)
     with waiting(tmp_path, 4, *how, train, "2") as launch:
         launch.until_shown(f"ranks 0-1,3: {RESTING}\n")
-        said = launch.until_shown(HOLDING)
         rank_2 = rf"rank 2 on \S+ \(pid \d+\): {re.escape(HOLDING)}\n"
-        assert re.fullmatch(rf"ranks 0-1,3: {re.escape(RESTING)}\n{rank_2}", said)
+        both = rf"ranks 0-1,3: {re.escape(RESTING)}\n{rank_2}"
+        until(lambda: re.fullmatch(both, launch.shown()), pause=0.3)
         whole = launch.until_shown("in holding\n", "--rank", "2")
         assert re.match(rank_2, whole)
         assert f'    File "{train}", line 11 in holding\n' in re.sub(" +File", "    File", whole)
@@ -126,7 +126,9 @@ def test_all_processes_of_a_worker(tmp_path):
         launch.until_shown("in loading\n", "--full")
         said = launch.until_shown("in train.py:13, resting; S\n")
         assert "loading" not in said
-        first, second = launch.shown("--full").split("  process ")[1:]
+        both = re.compile(r".*in resting\n.*in loading\n.*", re.DOTALL)
+        full = until(lambda: (said := launch.shown("--full")) and both.fullmatch(said) and said)
+        first, second = full.split("  process ")[1:]
         assert "in resting\n" in first
         assert "in resting\n" not in second
         assert "in loading\n" in second
@@ -156,7 +158,8 @@ def test_workers_that_report_no_stacks(tmp_path, how):
     with waiting(tmp_path, 1, *command) as launch:
         name = "sh" if how == "no Python" else "python3"
         launch.until_shown(f": in {name}, whose stacks are not known; S\n")
-        assert launch.shown("--full").count("process ") == 1
+        full = launch.until_shown(", whose stacks are not known", "--full")
+        assert full.count("process ") == 1
         launch.ends_in_order()
 
 

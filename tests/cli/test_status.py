@@ -213,7 +213,7 @@ class TakenOver:
         agent = ViewSocket()
         for launch in self._answers:
             is_next = False
-            while not is_next and select.select([agent], [], [], 20)[0]:
+            while not is_next and select.select([agent], [], [], LIMIT)[0]:
                 for _, asker in agent.receive():
                     is_next |= is_asked_by_test(asker)
                     file = file_of(packing.pack(launch))
@@ -401,7 +401,7 @@ print(len(names), *(len(each.result()) for each in asked))
         number, *answers = done.stdout.split()
         assert int(number) > 0
         assert answers == ["0"] * len(words)
-        after = run.status()
+        after = run.until_status(runs)
         assert (after["pid"], after["job"]["round"]) == (before["pid"], 0)
         assert run.ends()[0] == 0
 

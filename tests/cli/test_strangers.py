@@ -67,7 +67,7 @@ def test_a_host_of_any_name(tmp_path):
 def test_a_lost_round(strangers, tmp_path, how):
     path = script(tmp_path, LOSES)
     words = ("--nproc=2", how, path, b"mod\xc3".hex())
-    done = hpclaunch(*words, cwd=tmp_path, timing={"stuck": 4.0})
+    done = hpclaunch(*words, cwd=tmp_path, timing={"stuck": 6.0})
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["asked to end", "done 0", "done 1"]
     assert "Traceback" not in done.stderr

@@ -65,6 +65,7 @@ def test_a_signal(tmp_path):
 @pytest.mark.parametrize("kill", [False, True], ids=["well", "one launcher is killed"])
 def test_two_launchers(tmp_path, kill):
     at = ["--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--max-restarts=0"]
+    at.append(f"--loss-timeout={LIMIT}")
     path = script(tmp_path, SLEEPS if kill else "pass")
     launchers = [begin(tmp_path, *at, f"--node-rank={node}", path) for node in range(2)]
     if kill:

@@ -120,8 +120,10 @@ def test_another_interpreter(run, tmp_path):
 SITES = {  # sitecustomize: why workers cannot have it from one process
     "import os; os.environ.get('LOCAL_RANK')": "sitecustomize.py reads LOCAL_RANK, of which each",
     "import os; os.getenv('MASTER_PORT')": "sitecustomize.py reads MASTER_PORT, of which each",
-    "import threading, time; threading.Thread(target=time.sleep, args=(3,)).start()": "threads",
-    "import subprocess; p = subprocess.Popen(['sleep', '3'])": "starts processes",
+    "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()": "threads",
+    "import atexit, subprocess; p = subprocess.Popen(['sleep', '60'])\n"
+    "atexit.register(p.kill)": "starts processes",
     "log = open('log', 'w')": "/log",
     "import os; ends = os.pipe()": "opens pipe:",
     "import sys; sys.setprofile(lambda *_: None)": "the interpreter is being traced",

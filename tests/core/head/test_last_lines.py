@@ -12,6 +12,7 @@ import pytest
 
 from hpclaunch.core.head import last_lines
 from hpclaunch.core.protocol.model import Failure
+from surroundings import free_ports
 
 # One import of torch, then a forked process for each rank of each case, which ends as workers do.
 LAST_WORDS = """
@@ -86,9 +87,10 @@ def peer_gone(rank):
     dist.all_reduce(tensor)
 
 def peer_late(rank):
-    init(seconds=1)
+    init()
     tensor = torch.ones(1)
-    dist.all_reduce(tensor)
+    dist.all_reduce(tensor)  # both are there, however long that has taken
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
     if rank == 1: time.sleep(3)
     dist.all_reduce(tensor)
 
@@ -101,7 +103,7 @@ def too_early(rank):
     ended = Path("ended")
     if rank == 1:
         while not ended.exists(): time.sleep(0.1)
-        time.sleep(0.5)
+        time.sleep(3)  # so that the interpreter of the other has ended, too
     work = dist.all_reduce(torch.ones(1), async_op=True)
     if rank == 1: return work.wait()
     work.get_future().then(lambda f: None)
@@ -123,10 +125,9 @@ def start(case, rank, size, port):
     sys.exit()
 
 running = []
-for case in sys.argv[1:]:
+for word in sys.argv[1:]:
+    case, port = word.split(":")
     size = 2 if globals()[case] in PAIRS else 1
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
     running += [(case, rank, start(case, rank, size, port)) for rank in range(size)]
 for case, rank, pid in running:
     print(case, rank, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -172,8 +173,10 @@ WITHOUT_CUDA = {
 
 def said_by(cases, directory, before=()):
     """(exit code, last lines) of rank 0 of each case, or of the rank that died by a signal."""
-    command = [*before, sys.executable, "-c", LAST_WORDS, *cases]
-    done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, timeout=150)
+    ports = free_ports(len(cases))
+    words = [f"{case}:{port}" for case, port in zip(cases, ports, strict=True)]
+    command = [*before, sys.executable, "-c", LAST_WORDS, *words]
+    done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, timeout=280)
     assert done.returncode == 0, done.stdout
     outcome: dict[str, tuple[int, str]] = {}
     for line in done.stdout.splitlines():
