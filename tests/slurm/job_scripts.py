@@ -21,7 +21,7 @@ from typing import Any
 
 from .cluster import Cluster, Job, JobResult, eventually
 from .conftest import ROOT
-from .hosts import Process
+from .hosts import LIMIT, Process
 from .recipes.jobs import ONE_THREAD, rounds
 
 __all__ = [
@@ -80,7 +80,7 @@ def run_with_a_kill(
     with Stop(directory / stop) if stop else nullcontext() as stopping:
         job = submit(cluster, directory, name, **more)
         if after:
-            eventually(after, (directory / after).exists, timeout=90)
+            eventually(after, (directory / after).exists)
         if stopping:
             stopping.wait_until_reached(job)
         kill(job, rank)
@@ -111,7 +111,7 @@ class Stop:
     def __exit__(self, *exc: object) -> None:
         os.close(self._reader)
 
-    def wait_until_reached(self, job: Job, timeout: float = 240.0) -> None:
+    def wait_until_reached(self, job: Job, timeout: float = LIMIT) -> None:
         """Wait until the training has opened the file, then remove its name."""
         eventually(f"a writer of {self._path.name}", self._has_a_writer, timeout)
         self._path.unlink()

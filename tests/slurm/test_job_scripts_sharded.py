@@ -45,7 +45,7 @@ def test_the_remaining_ranks_load_all_shards(cluster: Cluster, tmp_path: Path) -
         stops[0].wait_until_reached(job)
         kill(job, rank=3)
         stops[1].wait_until_reached(job)
-        (agent,) = cluster.processes(AGENT, host=workers(job, 3)[0].host)
+        agent = cluster.process(AGENT, host=workers(job, 3)[0].host)
         agent.kill()
         ended = job.wait()  # with the code of the launcher that was killed
     assert rounds(tmp_path / "b") == 3

@@ -36,7 +36,7 @@ def environments_of(job: Job) -> dict[int, dict[str, str]]:
 def test_one_task_per_gpu(launch: Launch) -> None:
     """Each task has one worker, as in older recipes, and LOCAL_RANK counts the tasks of a node."""
     options = ["--ntasks-per-node=2", "--gpus-per-node=2"]
-    job = launch(SIMPLE, srun="srun --wait=5 hpclaunch", nodes=2, options=options)
+    job = launch(SIMPLE, srun="srun --wait=60 hpclaunch", nodes=2, options=options)
     envs = environments_of(job)
     assert [env["hostname"] for env in envs.values()] == ["n1"] * 2 + ["n2"] * 2
     assert [env["LOCAL_RANK"] for env in envs.values()] == ["0", "1"] * 2
@@ -54,13 +54,13 @@ def test_one_task_per_gpu_that_sees_no_other(launch: Launch) -> None:
 
 def test_no_task_ends_before_the_others(launch: Launch) -> None:
     """A task that ends early would start the countdown of `srun --wait`."""
-    body = 'test "$RANK" = 3 && sleep 4; echo "rank $RANK"'
+    body = 'test "$RANK" = 3 && sleep 8; echo "rank $RANK"'
     job = launch(
         "--no-python",
         "bash",
         "-c",
         body,
-        srun="srun --wait=2 --kill-on-bad-exit=1 hpclaunch",
+        srun="srun --wait=6 --kill-on-bad-exit=1 hpclaunch",
         nodes=2,
         options=["--ntasks-per-node=2"],
     )
