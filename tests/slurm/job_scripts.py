@@ -21,7 +21,7 @@ from typing import Any
 
 from .cluster import Cluster, Job, JobResult, eventually
 from .conftest import ROOT
-from .hosts import LIMIT, Process
+from .hosts import Process
 from .recipes.jobs import ONE_THREAD, rounds
 
 __all__ = [
@@ -82,7 +82,7 @@ def run_with_a_kill(
         if after:
             eventually(after, (directory / after).exists)
         if stopping:
-            stopping.wait_until_reached(job)
+            stopping.wait_until_reached()
         kill(job, rank)
         ended = job.wait()
     assert ended.code == 0, str(ended)
@@ -111,9 +111,9 @@ class Stop:
     def __exit__(self, *exc: object) -> None:
         os.close(self._reader)
 
-    def wait_until_reached(self, job: Job, timeout: float = LIMIT) -> None:
+    def wait_until_reached(self) -> None:
         """Wait until the training has opened the file, then remove its name."""
-        eventually(f"a writer of {self._path.name}", self._has_a_writer, timeout)
+        eventually(f"a writer of {self._path.name}", self._has_a_writer)
         self._path.unlink()
 
     def _has_a_writer(self) -> bool:

@@ -126,13 +126,13 @@ def test_elastic_reaches_the_result_of_one_worker(cluster: Cluster, tmp_path: Pa
     first, second, third = (Stop(checkpoints / f"step-{step}.tmp") for step in (60, 100, 140))
     with first, second, third:
         job = submit(cluster, tmp_path / "b", "elastic", nodes=3, **one_each)
-        first.wait_until_reached(job)
+        first.wait_until_reached()
         agent = cluster.process(AGENT, host=workers(job, 1)[0].host)
         agent.kill()
-        second.wait_until_reached(job)
+        second.wait_until_reached()
         spare = workers(job, 1)[0].host
         with cluster.nodes[spare].without_network():
-            third.wait_until_reached(job)
+            third.wait_until_reached()
         job.says(f"{spare} is back")
         kill(job, 0)  # both nodes take part in the next round
     ended = job.wait()  # with the code of the launcher that was killed
