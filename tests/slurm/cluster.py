@@ -26,7 +26,7 @@ import surroundings
 from hpclaunch.system.network.zmq_channel import PORTS
 
 from . import hosts
-from .hosts import Host, Process
+from .hosts import LIMIT, Host, Process
 
 TOOLS = (*hosts.TOOLS, "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONTROLLER = "ctl"
@@ -64,13 +64,12 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=DEFAULT Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP
 PartitionName=main Default=YES PriorityTier=1 GraceTime=30
-PartitionName=brief PriorityTier=1 GraceTime=18
 PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 """
 
 
 def eventually(
-    what: str, found: Callable[[], object], timeout: float = 120.0, pause: float = 0.1
+    what: str, found: Callable[[], object], timeout: float = LIMIT, pause: float = 0.1
 ) -> None:
     """Wait until `found()` is true. AssertionError, which names `what`, after the timeout."""
     began = time.monotonic()
@@ -85,15 +84,23 @@ def remove_stale() -> None:
 
     A cluster holds the lock in its directory as long as its process lives.
     """
-    for path in Path(surroundings.SHORT).glob(f"{PREFIX}*"):
-        if path.is_symlink() or path.stat().st_uid != os.geteuid():
-            continue
-        with (path / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            shutil.rmtree(path)
+    with _no_new_directories():
+        for path in Path(surroundings.SHORT).glob(f"{PREFIX}*"):
+            # Another test process may be removing it.
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                if path.is_symlink() or path.stat().st_uid != os.geteuid():
+                    continue
+                with (path / "lock").open("w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
+
+
+@contextmanager
+def _no_new_directories() -> Iterator[None]:
+    """Exclude other test processes from this: a new directory has no lock for a moment."""
+    with Path(surroundings.SHORT, "hpclaunch-clusters.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class Cluster:
@@ -101,9 +108,10 @@ class Cluster:
 
     def __init__(self, open_to_all: Sequence[Path]) -> None:
         """`open_to_all` are the directories that jobs of all users must be able to read."""
-        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=surroundings.SHORT))
-        self._lock = (self.directory / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with _no_new_directories():
+            self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=surroundings.SHORT))
+            self._lock = (self.directory / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.directory.chmod(0o755)
         self._open_to_all = open_to_all
         self._all: list[Host] = []
@@ -200,6 +208,21 @@ class Cluster:
         """Return the jobs' processes on all nodes, or on one, without zombies."""
         where = [self.nodes[host]] if host else list(self.nodes.values())
         return hosts.processes(where, rf"^(?!{NOT_JOBS}).*(?:{pattern})")
+
+    def process(self, pattern: str, host: str = "") -> Process:
+        """Return the only such process of jobs, on all nodes or on one.
+
+        Wait while there are several: a child has the command line of its parent until it executes
+        a program of its own.
+        """
+        found: list[Process] = []
+
+        def is_alone() -> bool:
+            found[:] = self.processes(pattern, host)
+            return len(found) == 1
+
+        eventually(f"one process {pattern!r} on {host or 'all nodes'}", is_alone)
+        return found[0]
 
     @contextmanager
     def partitioned(self, names: Collection[str]) -> Iterator[None]:
@@ -347,7 +370,7 @@ class Job:
             f"{self.output}"
         )
 
-    def wait(self, timeout: float = 120.0, *, runs: int = 1) -> JobResult:
+    def wait(self, timeout: float = LIMIT, *, runs: int = 1) -> JobResult:
         """Wait until Slurm has removed the job from its nodes, after at most so many `runs`."""
         fields: dict[str, str] = {}
 
@@ -362,7 +385,7 @@ class Job:
         eventually(f"the end of job {self.id}", over, timeout)
         return JobResult(fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.output)
 
-    def wait_for_requeue(self, times: int, timeout: float = 120.0) -> None:
+    def wait_for_requeue(self, times: int, timeout: float = LIMIT) -> None:
         """Wait until Slurm has requeued the job so many times, and let it begin."""
 
         def begun() -> bool:
@@ -390,7 +413,7 @@ class Job:
     def cancel(self, *options: str) -> None:
         self.cluster.on(CONTROLLER, ["scancel", *options, str(self.id)])
 
-    def says(self, text: str, timeout: float = 120.0) -> None:
+    def says(self, text: str, timeout: float = LIMIT) -> None:
         """Wait until the text is on the job's console."""
         eventually(f"{text!r} on the console", lambda: text in self.output, timeout)
 

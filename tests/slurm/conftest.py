@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,11 +21,21 @@ import surroundings
 import timed
 
 from .cluster import TOOLS, Cluster, Job, eventually, remove_stale
+from .hosts import LIMIT
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SCRIPTS = HERE / "scripts"
 NODES = 4
+TEST_LIMIT = 4 * LIMIT  # seconds for a test and its fixtures
+# Options of elastic jobs in which the hosts themselves confirm each death. No agent is lost because
+# a busy machine keeps it silent.
+PATIENT = ("--loss-timeout", 30)
+# Jobs on a busy machine say nothing of it, though agents may start long after one another, and they
+# say all they should.
+CALM = {"first_notice": LIMIT, "agent.logs.LINES_LIMIT": 60.0}
+# n2 is first in line, but on a busy machine it may not answer in time.
+NEW_HEAD = re.compile(r"hpclaunch: the head on n1 was lost: n[23] leads now")
 # Command lines, for `Cluster.processes`
 AGENT = r"^\S*python\S* \S*/hpclaunch "
 FORK_SERVER = r"hpclaunch\.worker\.fork_server"
@@ -36,6 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(f"{HERE}/"):  # fast: there are thousands of items
             item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.timeout(TEST_LIMIT))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,7 +121,7 @@ def own_jobs(cluster: Cluster) -> Iterator[None]:
     cluster.submitted.clear()
     # Jobs that are completing would still occupy the first nodes.
     with suppress(AssertionError):
-        eventually("idle nodes", cluster.is_idle, timeout=30)
+        eventually("idle nodes", cluster.is_idle, timeout=120)
     try:
         yield
     finally:
@@ -157,7 +169,8 @@ def launch(cluster: Cluster, tmp_path: Path) -> Launch:
     """Submit a job that starts hpclaunch with `args` on all nodes, in the test's own directory.
 
     `srun` is the command before `args`; by default it also records exit codes for `Job.codes`.
-    `after` is the rest of the job script. `timing` overrides time-outs.
+    `after` is the rest of the job script. `timing` overrides time-outs; {} leaves the usual ones,
+    and the usual program.
     """
 
     def launch(
@@ -168,8 +181,10 @@ def launch(cluster: Cluster, tmp_path: Path) -> Launch:
         **options: Any,
     ) -> Job:
         command = f"{srun} {shlex.join(map(str, args))}\n{after}"
-        if timing:
-            options["env"] = timed.variables(cluster.env["PATH"], **timing) | options.get("env", {})
+        if timing is None or timing:
+            changed = CALM | dict(timing or {})
+            variables = timed.variables(cluster.env["PATH"], **changed)
+            options["env"] = variables | options.get("env", {})
         return cluster.sbatch(command, **{"directory": tmp_path} | options)
 
     return launch

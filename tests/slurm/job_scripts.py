@@ -80,9 +80,9 @@ def run_with_a_kill(
     with Stop(directory / stop) if stop else nullcontext() as stopping:
         job = submit(cluster, directory, name, **more)
         if after:
-            eventually(after, (directory / after).exists, timeout=90)
+            eventually(after, (directory / after).exists)
         if stopping:
-            stopping.wait_until_reached(job)
+            stopping.wait_until_reached()
         kill(job, rank)
         ended = job.wait()
     assert ended.code == 0, str(ended)
@@ -111,9 +111,9 @@ class Stop:
     def __exit__(self, *exc: object) -> None:
         os.close(self._reader)
 
-    def wait_until_reached(self, job: Job, timeout: float = 240.0) -> None:
+    def wait_until_reached(self) -> None:
         """Wait until the training has opened the file, then remove its name."""
-        eventually(f"a writer of {self._path.name}", self._has_a_writer, timeout)
+        eventually(f"a writer of {self._path.name}", self._has_a_writer)
         self._path.unlink()
 
     def _has_a_writer(self) -> bool:

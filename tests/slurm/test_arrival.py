@@ -10,6 +10,8 @@ from .conftest import SCRIPTS, Launch
 SIMPLE = SCRIPTS / "simple.py"
 SOON = {"first_notice": 2.0, "next_notice": 2.0}  # seconds until agents say what they wait for
 
+HEAD_WAITS = "until [ -e hpclaunch-logs/*/journal.jsonl ]; do sleep 0.1; done; sleep 1"
+
 
 def late(who: str, wait: str) -> str:
     """Return an srun in which the tasks of these nodes start late."""
@@ -31,8 +33,7 @@ def test_a_late_head(launch: Launch) -> None:
 
 
 def test_late_members(launch: Launch) -> None:
-    timing = {"first_notice": 60.0}  # a busy machine may take long to start them, too
-    job = launch("--nproc", 1, SIMPLE, srun=late("!= 0", "sleep 4"), nodes=2, timing=timing)
+    job = launch("--nproc", 1, SIMPLE, srun=late("!= 0", HEAD_WAITS), nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert list(job.environments()) == [0, 1]

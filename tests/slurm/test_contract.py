@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import timed
+
 from .cluster import Cluster, Job
-from .conftest import SCRIPTS, Launch, own_jobs
+from .conftest import CALM, SCRIPTS, Launch, own_jobs
 
 SIMPLE = SCRIPTS / "simple.py"
 
@@ -19,7 +21,8 @@ def good(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Return a job with two workers on each of three nodes."""
     body = f"srun {SCRIPTS}/agent.sh --nproc 2 {SIMPLE}"
     with own_jobs(cluster):
-        job = cluster.sbatch(body, directory=tmp_path_factory.mktemp("good"))
+        env = timed.variables(cluster.env["PATH"], **CALM)
+        job = cluster.sbatch(body, directory=tmp_path_factory.mktemp("good"), env=env)
         ended = job.wait()
         assert ended.code == 0, str(ended)
     return job
@@ -133,7 +136,7 @@ def test_the_host_list_is_read_without_scontrol(launch: Launch, tmp_path: Path) 
     only = tmp_path / "bin"
     only.mkdir()
     srun = 'ln -s "$(command -v hpclaunch)" bin; srun env "PATH=$PWD/bin" hpclaunch'
-    job = launch("--nproc", 1, SIMPLE, srun=srun, nodes=2)
+    job = launch("--nproc", 1, SIMPLE, srun=srun, nodes=2, timing={})
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert [env["hostname"] for env in job.environments().values()] == ["n1", "n2"]

@@ -68,7 +68,7 @@ def test_another_secret_and_a_name_that_resolves_to_loopback(
 def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) -> None:
     # Cut only after the tasks have started: srun ends a step that it cannot start everywhere.
     until = "until [ -e cut ]; do sleep 0.1; done"
-    tasks = f"touch here-$SLURM_PROCID; {until}; exec hpclaunch doctor --timeout 20"
+    tasks = f"touch here-$SLURM_PROCID; {until}; exec hpclaunch doctor --timeout 12"
     job = launch(srun=f"srun bash -c '{tasks}'")
     for task in range(3):
         eventually(f"task {task}", (job.directory / f"here-{task}").exists)
@@ -79,7 +79,7 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) ->
     finally:
         cluster.nodes["n3"].heal()
         job.cancel()
-    eventually("idle nodes", lambda: not cluster.jobs(), timeout=120.0)
+    eventually("idle nodes", lambda: not cluster.jobs())
 
 
 # It replaces the workers' interpreter: on n2, products of matrices are wrong.
@@ -110,7 +110,7 @@ def test_a_node_that_computes_wrong_results_is_named(
     python.chmod(0o755)
     (tmp_path / "temporary").mkdir()
     env = {"PYTHON_EXEC": str(python), "TMPDIR": str(tmp_path / "temporary")}
-    ended = launch(srun=f"{DOCTOR} --measure", env=env).wait(timeout=240)
+    ended = launch(srun=f"{DOCTOR} --measure", env=env).wait()
     assert ended.code == 1, str(ended)
     text = _words(ended.output)
     assert "hpclaunch doctor on n[1-3]" in text

@@ -21,7 +21,7 @@ from lines import only
 from surroundings import SHORT
 
 from .cluster import Cluster, eventually
-from .conftest import AGENT, SCRIPTS
+from .conftest import AGENT, PATIENT, SCRIPTS
 from .stand_in_gpus import OF_MPS, Gpus
 
 pytestmark = pytest.mark.usefixtures("light_torch")
@@ -105,10 +105,10 @@ def test_nothing_of_mps_outlives_its_job(cluster: Cluster, gpus: Gpus, how: str)
     if how == "scancel":
         job.cancel()
     elif how == "SIGKILL of the agent":
-        (agent,) = cluster.processes(AGENT)
+        agent = cluster.process(AGENT)
         agent.kill()
     else:
-        (keeper,) = cluster.processes(r"hpclaunch\.worker\.mps")
+        keeper = cluster.process(r"hpclaunch\.worker\.mps")
         keeper.kill()
         assert all(t["client"] for t in gpus.wait_for_workers(2, number=1))
         gpus.go()
@@ -169,7 +169,7 @@ def test_mps_off_and_an_exclusive_gpu(gpus: Gpus) -> None:
 
 def test_a_node_with_a_broken_gpu_is_cordoned(cluster: Cluster, gpus: Gpus) -> None:
     gpus.driver([Gpu(), Gpu(ecc=3, recovery=None)], host="n2")
-    job = gpus.launch("--nnodes=2:3", SIMPLE)
+    job = gpus.launch("--nnodes=2:3", *PATIENT, SIMPLE)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     hosts = [env["hostname"] for env in job.environments().values()]
@@ -196,7 +196,7 @@ def test_too_few_nodes_are_fit(gpus: Gpus) -> None:
 
 def test_a_gpu_that_falls_off_the_bus_while_the_workers_run(gpus: Gpus) -> None:
     driver = gpus.driver([Gpu(), Gpu()], host="n2")
-    job = gpus.launch("--nnodes=1:2", SIMPLE, "--until", "go", nodes=2)
+    job = gpus.launch("--nnodes=1:2", *PATIENT, SIMPLE, "--until", "go", nodes=2)
     job.wait_for_workers(4)
     for file in job.directory.glob("environ-*"):
         file.unlink()

@@ -13,8 +13,7 @@ from .cluster import Cluster, Job, JobResult, eventually
 from .conftest import SCRIPTS, own_jobs, with_spare
 from .test_stalls import HAS_FUSE, needs_fuse, stalling
 
-pytestmark = pytest.mark.timeout(500)
-
+LONG = 1000.0  # seconds for a dozen hangs and restarts; far more than they take
 HANGING = SCRIPTS / "hanging.py"
 HANG = "the workers hang"
 FIRST = "stopped:1:12 asleep:3:8 locked:2:8 skipped:2:8 end:0:0"  # n2 is at fault twice in a row
@@ -36,7 +35,7 @@ class HungTraining:
 @pytest.fixture(scope="module")
 def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> HungTraining:
     directory = tmp_path_factory.mktemp("hung")
-    options = "--nproc 2 --nnodes 2 --hang-timeout 4 --max-restarts 11"
+    options = "--nproc 2 --nnodes 2 --hang-timeout 6 --loss-timeout 30 --max-restarts 11"
     storage = stalling(cluster, directory / "n1", "n1") if HAS_FUSE else nullcontext()
     with own_jobs(cluster), storage:
         job = cluster.sbatch(
@@ -46,7 +45,7 @@ def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> HungTrai
         )
         if HAS_FUSE:
             end_stall_when_found(job, directory / "n1.stalls")
-        ended = job.wait(timeout=400)
+        ended = job.wait(timeout=LONG)
     assert ended.code == 0, str(ended)
     who = re.findall(r"^hpclaunch: (.*) hung; restart", ended.output, re.M)
     lines = re.findall(r"^hangs in line ([1-9]\d*)", ended.output, re.M)
@@ -57,7 +56,7 @@ def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> HungTrai
 
 def end_stall_when_found(job: Job, stalls: Path) -> None:
     """Wait until the stalled read is found, then end the stall: its process cannot be killed."""
-    eventually("a read", lambda: stalls.exists() or job.cluster.has_ended(job.id), timeout=400)
+    eventually("a read", lambda: stalls.exists() or job.cluster.has_ended(job.id), timeout=LONG)
     count = job.output.count(HANG)
     eventually("a hang", lambda: job.output.count(HANG) > count)
     stalls.unlink()

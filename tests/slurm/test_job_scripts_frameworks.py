@@ -22,7 +22,6 @@ PACKAGES = ("pytorch_lightning", "accelerate", "deepspeed", "sklearn", "transfor
 missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}"),
-    pytest.mark.timeout(400),
     pytest.mark.frameworks,
 ]
 ONE_EACH = ["--cpus-per-task=1"]  # without GPUs, this means one worker per node
@@ -80,7 +79,6 @@ def test_lightning(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     "locale" in entered, reason="DeepSpeed calls torch.compile: see test_warm_start.py"
 )

@@ -42,10 +42,10 @@ def test_the_remaining_ranks_load_all_shards(cluster: Cluster, tmp_path: Path) -
     stops = [Stop(tmp_path / "b" / METADATA.format("fsdp", step)) for step in (20, 30)]
     with stops[0], stops[1]:
         job = submit(cluster, tmp_path / "b", "fsdp", env=TWO_EACH)
-        stops[0].wait_until_reached(job)
+        stops[0].wait_until_reached()
         kill(job, rank=3)
-        stops[1].wait_until_reached(job)
-        (agent,) = cluster.processes(AGENT, host=workers(job, 3)[0].host)
+        stops[1].wait_until_reached()
+        agent = cluster.process(AGENT, host=workers(job, 3)[0].host)
         agent.kill()
         ended = job.wait()  # with the code of the launcher that was killed
     assert rounds(tmp_path / "b") == 3

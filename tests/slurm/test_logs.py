@@ -9,16 +9,24 @@ from pathlib import Path
 from .cluster import CONTROLLER, Cluster, Job, eventually
 from .conftest import Launch
 
-# The ranks write in turn, so that their lines have only one order.
+# The ranks write in turn, each once the last line is on the console: by then it has its time.
 IN_TURN = """
 import os, pathlib, sys, time
 rank, restarts = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+(console,) = pathlib.Path().glob("job-*.out")
+
+def is_shown(turn):
+    lines = console.read_text().splitlines()
+    return lines.count(f"turn {turn}") > int(restarts)
+
 for turn in range(rank, 8, 2):
-    while turn and not pathlib.Path(f"turn-{restarts}-{turn - 1}").exists():
+    while turn and not is_shown(turn - 1):
         time.sleep(0.02)
-    time.sleep(0.3)
-    print(f"turn {turn}", flush=True)
-    pathlib.Path(f"turn-{restarts}-{turn}").touch()
+    time.sleep(0.1)
+    print(f"turn {turn}", file=sys.stderr, flush=True)  # srun does not buffer stderr
+while not is_shown(7):
+    time.sleep(0.02)
+pathlib.Path(f"all-{restarts}").touch()
 while not pathlib.Path(f"go-{restarts}").exists():
     time.sleep(0.02)
 sys.exit(rank == 1 and restarts == "0")
@@ -38,12 +46,12 @@ def logs(cluster: Cluster, job: Job, *options: str) -> list[str]:
 def test_two_nodes_and_a_restart(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Show the lines while the job runs, and after its end. All nodes here share a clock."""
     (tmp_path / "in_turn.py").write_text(IN_TURN)
-    job = launch("--nproc", 1, "-r", 3, "in_turn.py", nodes=2)
+    job = launch("--nproc", 1, "in_turn.py", nodes=2)
     head, again = f"-- {job.id}.0 round 0", f"-- {job.id}.0 round 1; round 0 ended: {CAUSE}"
-    eventually("all turns", (tmp_path / "turn-0-7").exists)
+    eventually("all turns", (tmp_path / "all-0").exists)
     eventually("a round", lambda: logs(cluster, job) == [head, *TURNS])
     (tmp_path / "go-0").touch()
-    eventually("all turns", (tmp_path / "turn-1-7").exists)
+    eventually("all turns", (tmp_path / "all-1").exists)
     eventually("two rounds", lambda: logs(cluster, job) == [head, *TURNS, again, *TURNS])
     (tmp_path / "go-1").touch()
     ended = job.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, eventually
-from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
+from .conftest import AGENT, FORK_SERVER, PATIENT, SCRIPTS, WORKER, Launch
 from .faults import unkillable
 
 SIMPLE = SCRIPTS / "simple.py"
@@ -21,7 +21,7 @@ HEARD = "is heard again"
 def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
     job = launch("--nproc", 1, SIMPLE, "--until", "never", "--child")
     job.wait_for_workers(3)
-    (agent,) = cluster.processes(AGENT, host="n2")
+    agent = cluster.process(AGENT, host="n2")
     agent.kill()
     eventually("no worker", lambda: not cluster.processes(ANY))
     ended = job.wait()
@@ -34,12 +34,13 @@ def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch:
 
 @pytest.mark.parametrize("nnodes", ["2:3", "2"], ids=["fewer", "a spare"])
 def test_a_killed_agent_is_survived(cluster: Cluster, launch: Launch, nnodes: str) -> None:
-    job = launch("--nproc", 2, "--nnodes", nnodes, SIMPLE, "--until", "go", "--child")
+    options = ("--nproc", 2, "--nnodes", nnodes, *PATIENT)
+    job = launch(*options, SIMPLE, "--until", "go", "--child")
     job.wait_for_workers(6 if ":" in nnodes else 4)
     victim = job.environments()[2]["hostname"]  # with two nodes, the one that arrived first
     (other,) = {"n2", "n3"} - {victim}
     job.forget()
-    (agent,) = cluster.processes(AGENT, host=victim)
+    agent = cluster.process(AGENT, host=victim)
     agent.kill()
     job.wait_for_workers(4)
     assert [env["hostname"] for env in job.environments().values()] == ["n1", "n1", other, other]
@@ -56,10 +57,10 @@ def test_a_killed_agent_is_survived(cluster: Cluster, launch: Launch, nnodes: st
 
 def test_lists_of_nodes_are_those_of_the_round(cluster: Cluster, launch: Launch) -> None:
     """The first node in Slurm's variables is that of rank 0, which scripts use as MASTER_ADDR."""
-    job = launch("--nproc", 1, "--nnodes", "2:3", SIMPLE, "--until", "go")
+    job = launch("--nproc", 1, "--nnodes", "2:3", *PATIENT, SIMPLE, "--until", "go")
     job.wait_for_workers(3)
     job.forget()
-    (agent,) = cluster.processes(AGENT, host="n1")
+    agent = cluster.process(AGENT, host="n1")
     agent.kill()
     job.wait_for_workers(2)
     envs = job.environments()
@@ -83,7 +84,7 @@ def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) 
         pids = {p.pid for p in cluster.processes(ANY)}
         for file in job.directory.glob("environ-*"):
             file.unlink()
-        (server,) = cluster.processes(FORK_SERVER, host="n2")
+        server = cluster.process(FORK_SERVER, host="n2")
         server.kill()
         gone = lambda: not pids & {p.pid for p in cluster.processes(ANY)}  # noqa: B023, E731
         eventually("no worker of the round", gone)
@@ -102,7 +103,7 @@ def test_a_node_without_network_is_survived_and_comes_back(
     job.wait_for_workers(3)
     job.forget()
     node = cluster.nodes["n3"]
-    (worker,) = cluster.processes(WORKER, host="n3")
+    worker = cluster.process(WORKER, host="n3")
     with node.without_network():
         job.wait_for_workers(2)
         assert worker.is_stopped  # stopped by its own fork server
@@ -123,15 +124,15 @@ def test_a_node_without_network_is_survived_and_comes_back(
 
 def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch: Launch) -> None:
     job = launch(
-        *("--nproc", 1, "--grace", 1, "--nnodes", 2, SIMPLE, "--until", "go"),
+        *("--nproc", 1, "--grace", 1, "--nnodes", 2, *PATIENT, SIMPLE, "--until", "go"),
         timing={"unkillable": 4.0},
     )
     job.wait_for_workers(2)
     victim = job.environments()[1]["hostname"]
     (other,) = {"n2", "n3"} - {victim}
     job.forget()
-    (worker,) = cluster.processes(WORKER, host=victim)
-    (first,) = cluster.processes(WORKER, host="n1")
+    worker = cluster.process(WORKER, host=victim)
+    first = cluster.process(WORKER, host="n1")
     with unkillable(worker.pid):
         first.kill()
         job.wait_for_workers(2)
@@ -151,13 +152,13 @@ def test_a_full_disk_costs_no_node(cluster: Cluster, launch: Launch, tmp_path: P
     logs.mkdir()
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=9g,nr_inodes=200", "small", str(logs)])
     try:
-        options = ("--nproc", 1, "--nnodes", "1:2", "--log-dir", logs)
+        options = ("--nproc", 1, "--nnodes", "1:2", *PATIENT, "--log-dir", logs)
         job = launch(*options, SIMPLE, "--until", "go", nodes=2, env={"TMPDIR": str(tmp_path)})
         job.wait_for_workers(2)
         job.forget()
         fill = f"for i in $(seq 300); do : >{shlex.quote(str(logs))}/$i; done"
         cluster.on("n2", ["sh", "-c", f"({fill}) 2>/dev/null; true"])
-        (worker,) = cluster.processes(WORKER, host="n1")
+        worker = cluster.process(WORKER, host="n1")
         worker.kill()
         job.wait_for_workers(2)
         (job.directory / "go").touch()
@@ -180,7 +181,8 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(logs)])
     try:
         script = (SCRIPTS / "chatty.py", "--until", "enough", "--pad", 5000)
-        job = launch("--nproc", 1, "--nnodes", "1:2", "--log-dir", logs, *script, nodes=2)
+        options = ("--nproc", 1, "--nnodes", "1:2", *PATIENT, "--log-dir", logs)
+        job = launch(*options, *script, nodes=2)
         job.says("step 5")
         fill = f"cat /dev/zero >{shlex.quote(str(logs))}/full; true"
         cluster.on("n2", ["sh", "-c", fill + " 2>/dev/null"])
@@ -202,15 +204,17 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     assert f"step {int((tmp_path / 'steps').read_text()) - 1} " in written
 
 
-@pytest.mark.parametrize(
-    ("srun", "warned"),
-    [("srun", True), ("srun --no-kill", False), ("env SLURM_NO_KILL= srun", False)],
-)
-def test_a_missing_no_kill_is_pointed_out(launch: Launch, srun: str, warned: bool) -> None:
-    job = launch("--nproc", 1, "--nnodes", "1:2", SIMPLE, srun=f"{srun} hpclaunch", nodes=2)
-    ended = job.wait()
-    assert ended.code == 0, str(ended)
-    assert ("--no-kill" in ended.output) is warned
+def test_a_missing_no_kill_is_pointed_out(launch: Launch) -> None:
+    """With an option of srun or its variable, which two steps have, nothing is missing."""
+    arguments = ("--nproc", 1, "--nnodes", "1:2", *PATIENT, SIMPLE)
+    missing = launch(*arguments, srun="srun hpclaunch", nodes=2).wait()
+    assert missing.code == 0, str(missing)
+    assert "--no-kill" in missing.output
+    after = f"SLURM_NO_KILL= srun hpclaunch {shlex.join(map(str, arguments))}"
+    given = launch(*arguments, srun="set -e; srun --no-kill hpclaunch", after=after, nodes=2).wait()
+    assert given.code == 0, str(given)
+    assert given.output.count("rank 1 is on n2") == 2, str(given)
+    assert "--no-kill" not in given.output
 
 
 def test_a_node_that_returns_can_end_the_round(cluster: Cluster, launch: Launch) -> None:
@@ -248,8 +252,8 @@ def test_an_agent_that_is_stopped_costs_one_round_only(cluster: Cluster, launch:
     job = launch("--nproc", 1, "--nnodes", "2:3", SIMPLE, "--until", "go")
     job.wait_for_workers(3)
     job.forget()
-    (agent,) = cluster.processes(AGENT, host="n2")
-    (worker,) = cluster.processes(WORKER, host="n2")
+    agent = cluster.process(AGENT, host="n2")
+    worker = cluster.process(WORKER, host="n2")
     agent.kill(signal.SIGSTOP)
     try:
         job.wait_for_workers(2)
@@ -270,7 +274,7 @@ def test_a_job_of_fixed_size_waits_for_a_stopped_agent(cluster: Cluster, launch:
     workers = {p.pid for p in cluster.processes(WORKER)}
     for host, silence in (("n2", "n2: silent for"), ("n1", "the head on n1: it has been sil")):
         silent, heard = job.output.count(silence), job.output.count(HEARD)
-        (agent,) = cluster.processes(AGENT, host=host)
+        agent = cluster.process(AGENT, host=host)
         agent.kill(signal.SIGSTOP)
         try:
             eventually(silence, lambda: job.output.count(silence) > silent)  # noqa: B023
@@ -287,7 +291,7 @@ def test_a_job_of_fixed_size_waits_for_a_stopped_agent(cluster: Cluster, launch:
 def test_a_cancelled_job_does_not_wait_for_a_silent_head(cluster: Cluster, launch: Launch) -> None:
     job = launch("--nproc", 1, SIMPLE, "--until", "never", timing={"goodbye": 3.0})
     job.wait_for_workers(3)
-    (agent,) = cluster.processes(AGENT, host="n1")
+    agent = cluster.process(AGENT, host="n1")
     agent.kill(signal.SIGSTOP)
     try:
         others = [*cluster.processes(AGENT, host="n2"), *cluster.processes(AGENT, host="n3")]

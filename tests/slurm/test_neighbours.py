@@ -162,9 +162,7 @@ def test_many_foreign_connections_to_the_heads_port(
         if program == "half_open.py":
             begun = ["ss", "-tanH", "state", "syn-recv"]
             full = min(BACKLOG, int(cluster.on("n1", ["cat", "/proc/sys/net/core/somaxconn"])))
-            eventually(
-                "a full queue", lambda: cluster.on("n1", begun).count("\n") >= full, timeout=60
-            )
+            eventually("a full queue", lambda: cluster.on("n1", begun).count("\n") >= full)
         (tmp_path / "start").touch()
         job.wait_for_workers(2)
         job.forget()

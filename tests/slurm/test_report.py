@@ -11,7 +11,7 @@ from hpclaunch.system.hosts import slurm_end
 
 from .asking import logs, report
 from .cluster import Cluster
-from .conftest import SCRIPTS, Launch
+from .conftest import PATIENT, SCRIPTS, Launch
 
 pytestmark = pytest.mark.torch
 
@@ -21,7 +21,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch) -> None:
     arguments = (COSTLY, "--dir", "saved", "--steps", 60, "--save", 20, "--fail", 35)
-    options = ("--nproc", 2, "--nnodes", 1, "--checkpoint-dir", "saved")
+    options = ("--nproc", 2, "--nnodes", 1, *PATIENT, "--checkpoint-dir", "saved")
     begin = 'scontrol show job "$SLURM_JOB_ID" | grep -o "StartTime=[^ ]*"'
     when = f"({begin}; date +%s.%N) > when"
     job = launch(*options, *arguments, env=ONE_THREAD, after=when, nodes=2)

@@ -13,7 +13,7 @@ import pytest
 from .cluster import CONTROLLER, Cluster, Job, JobResult, eventually
 from .conftest import SCRIPTS, Launch, with_spare
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.requeues]
+pytestmark = pytest.mark.requeues
 CONTINUED = SCRIPTS / "continued.py"
 SRUN = "srun hpclaunch"
 SETTINGS = ("--nproc", 2, "--checkpoint-dir", "checkpoints", "--grace", 5, "--notice", 10)
@@ -79,7 +79,7 @@ def speed_up(job: Job) -> None:
 
 def finished(job: Job, undisturbed: dict[str, object], *, twice: int = 0) -> JobResult:
     """Wait for the end; require that no step is left out, and at most so many are done `twice`."""
-    ended = job.wait(timeout=240, runs=MOST_RUNS)
+    ended = job.wait(runs=MOST_RUNS)
     assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
     assert json.loads((job.directory / "final.json").read_text()) == undisturbed
     runs = runs_of(job)
@@ -116,7 +116,7 @@ def test_a_time_limit_is_survived(
     ended = finished(alone, undisturbed)
     assert "is to be requeued by its script: there is no scontrol here" in ended.output
 
-    ended = idle.wait(timeout=150)
+    ended = idle.wait()
     assert ended.state == "FAILED", str(ended)
     assert "it is not started again: this run saved no checkpoint" in ended.output
     assert idle.fields()["Restarts"] == "1"
@@ -206,10 +206,10 @@ def test_a_chain_ends_with_the_training(
     cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     job = begin(launch, tmp_path, "due", "--chain", slurm="--time=1 --array=1-9%1")
-    eventually("the first end", lambda: (tmp_path / "steps-0.txt").exists(), timeout=120)
+    eventually("the first end", lambda: (tmp_path / "steps-0.txt").exists())
     speed_up(job)
     left = ["squeue", "-h", "-j", str(job.id)]
-    eventually("the end", lambda: not cluster.on(CONTROLLER, left), timeout=120)
+    eventually("the end", lambda: not cluster.on(CONTROLLER, left))
     assert json.loads((tmp_path / "final.json").read_text()) == undisturbed
     runs = runs_of(job)
     assert 2 <= len(runs) < 9
@@ -236,7 +236,7 @@ def test_a_spare_takes_the_place_of_a_drained_node(
     cluster.on(CONTROLLER, [*update, "State=DRAIN", "Reason=a test"])
     try:
         for job in jobs.values():
-            job.says(f"a spare takes the place of {drained}, which Slurm drains", timeout=120)
+            job.says(f"a spare takes the place of {drained}, which Slurm drains")
     finally:
         cluster.on(CONTROLLER, [*update, "State=RESUME"])
     for how, job in jobs.items():

@@ -59,7 +59,7 @@ def test_an_interrupt_of_one_agent_reaches_the_workers_of_all(
 ) -> None:
     job = launch("--nproc", 1, SIMPLE, "--save", "--until", "never", srun=SRUN)
     job.wait_for_workers(3)
-    (agent,) = cluster.processes(AGENT, "n2")
+    agent = cluster.process(AGENT, "n2")
     agent.kill(signal.SIGINT)
     ended = job.wait()
     assert ended.code == 128 + signal.SIGINT, str(ended)
@@ -71,7 +71,7 @@ def test_an_interrupt_of_one_agent_reaches_the_workers_of_all(
 
 def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Launch) -> None:
     """The head never arrives: the others end at scancel, before Slurm kills them."""
-    script = '[ "$SLURM_NODEID" = 0 ] && exec sleep 60; exec hpclaunch "$@"'
+    script = '[ "$SLURM_NODEID" = 0 ] && exec sleep 600; exec hpclaunch "$@"'
     job = launch(
         "--nproc", 1, SIMPLE, srun=f"srun bash -c '{script}' bash", timing={"goodbye": 3.0}
     )

@@ -65,8 +65,8 @@ def test_a_job_at_its_time_limit(
     more = {"srun": SRUN, "nodes": 1, "options": ["--time=5"], "timing": timing}
     job = launch(*OPTIONS, "--grace", 5, "--notice", 15, script, "saved", **more)
     until_it_has_saved(job)
-    cluster.on(CONTROLLER, ["scontrol", "update", f"JobId={job.id}", "EndTime=now+40"])
-    ended = job.wait(timeout=150)
+    cluster.on(CONTROLLER, ["scontrol", "update", f"JobId={job.id}", "EndTime=now+28"])
+    ended = job.wait()
     assert ended.code == 75, str(ended)
     assert f"with {tmp_path}/saved/step-2.pt" in ended.output
     require_last_save(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,19 +25,23 @@ RANKS = {  # Slurm's variables, and torchrun's variables with the same value
 }
 
 
-def environments_of(job: Job) -> dict[int, dict[str, str]]:
+def environments_of(job: Job) -> dict[int, Mapping[str, str]]:
     ended = job.wait()
     assert ended.code == 0, str(ended)
     envs = job.environments()
+    require_slurms_ranks(envs)
+    return envs
+
+
+def require_slurms_ranks(envs: Mapping[int, Mapping[str, str]]) -> None:
     for env in envs.values():
         assert {name: env[name] for name in RANKS} == {n: env[rank] for n, rank in RANKS.items()}
-    return envs
 
 
 def test_one_task_per_gpu(launch: Launch) -> None:
     """Each task has one worker, as in older recipes, and LOCAL_RANK counts the tasks of a node."""
     options = ["--ntasks-per-node=2", "--gpus-per-node=2"]
-    job = launch(SIMPLE, srun="srun --wait=5 hpclaunch", nodes=2, options=options)
+    job = launch(SIMPLE, srun="srun --wait=60 hpclaunch", nodes=2, options=options)
     envs = environments_of(job)
     assert [env["hostname"] for env in envs.values()] == ["n1"] * 2 + ["n2"] * 2
     assert [env["LOCAL_RANK"] for env in envs.values()] == ["0", "1"] * 2
@@ -54,13 +59,13 @@ def test_one_task_per_gpu_that_sees_no_other(launch: Launch) -> None:
 
 def test_no_task_ends_before_the_others(launch: Launch) -> None:
     """A task that ends early would start the countdown of `srun --wait`."""
-    body = 'test "$RANK" = 3 && sleep 4; echo "rank $RANK"'
+    body = 'test "$RANK" = 3 && sleep 8; echo "rank $RANK"'
     job = launch(
         "--no-python",
         "bash",
         "-c",
         body,
-        srun="srun --wait=2 --kill-on-bad-exit=1 hpclaunch",
+        srun="srun --wait=6 --kill-on-bad-exit=1 hpclaunch",
         nodes=2,
         options=["--ntasks-per-node=2"],
     )
@@ -88,22 +93,28 @@ def test_ranks_follow_slurms_tasks(launch: Launch, tmp_path: Path) -> None:
     assert "hpclaunch:" not in job.output
 
 
-@pytest.mark.parametrize(
-    ("distribution", "hosts"),
-    [
-        ("cyclic", "n1 n1 n2 n2"),
-        ("plane=1", "n1 n1 n2 n2"),
-        ("arbitrary", "n2 n2 n2 n1"),
-    ],
-)
 def test_ranks_of_a_node_are_contiguous_in_every_distribution_of_tasks(
-    launch: Launch, tmp_path: Path, distribution: str, hosts: str
+    cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
+    """Each distribution is that of a step of the same job."""
+    expected = {
+        "cyclic": "n1 n1 n2 n2",
+        "plane=1": "n1 n1 n2 n2",
+        "arbitrary": "n2 n2 n2 n1",
+    }
     (tmp_path / "hosts").write_text("n2\nn1\nn2\nn2\n")
-    file = "SLURM_HOSTFILE=hosts " if distribution == "arbitrary" else ""
-    srun = f"{file}srun --ntasks=4 --distribution={distribution} hpclaunch"
-    envs = environments_of(launch(SIMPLE, srun=srun, nodes=2, options=["--ntasks-per-node=3"]))
-    assert [env["hostname"] for env in envs.values()] == hosts.split()
+    steps = ["set -e"]
+    for name in expected:
+        file = "SLURM_HOSTFILE=../hosts " if name == "arbitrary" else ""
+        srun = f"{file}srun --ntasks=4 --distribution={name} hpclaunch {SIMPLE}"
+        steps.append(f"mkdir {name}; cd {name}; {srun}; cd ..")
+    job = launch(srun="\n".join(steps), nodes=2, options=["--ntasks-per-node=3"])
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    for name, hosts in expected.items():
+        envs = Job(cluster, job.id, tmp_path / name, tmp_path / "none").environments()
+        require_slurms_ranks(envs)
+        assert [env["hostname"] for env in envs.values()] == hosts.split()
 
 
 def test_a_server_on_the_first_node_and_the_training_on_the_others(launch: Launch) -> None:

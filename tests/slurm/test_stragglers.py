@@ -13,8 +13,6 @@ import timed
 from .cluster import Cluster, Job, JobResult, eventually
 from .conftest import SCRIPTS, own_jobs, with_spare
 
-pytestmark = pytest.mark.timeout(400)
-
 PACING = SCRIPTS / "pacing.py"
 SAMPLES = {"sampling": 4.0}  # seconds between two samples
 SLOW = {"SLOW": "loader:n2:1.8", "SAVES": "saved", "SECONDS": "300", "UNTIL": "enough"}
@@ -42,23 +40,23 @@ def saved_steps(directory: Path) -> int:
 @pytest.fixture(scope="module")
 def slowed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> SlowedTraining:
     directory = tmp_path_factory.mktemp("slowed")
-    options = "--nproc 1 --nnodes 3 --checkpoint-dir saved --replace-stragglers"
+    options = "--nproc 1 --nnodes 3 --loss-timeout 30 --checkpoint-dir saved --replace-stragglers"
     env = SLOW | timed.variables(cluster.env["PATH"], **SAMPLES)
     with own_jobs(cluster):
         job = cluster.sbatch(
             f"{with_spare(3)} {options} {PACING}", directory=directory, nodes=4, env=env
         )
-        job.says("ending the round: a spare takes the place of n2", timeout=100)
+        job.says("ending the round: a spare takes the place of n2")
         job.says("resuming from")
         for path in directory.glob("saved/step-*.pt"):  # of the first round
             path.unlink()
         # Three samples of up to 40 steps each
-        eventually("more samples", lambda: saved_steps(directory) > 130, timeout=100)
+        eventually("more samples", lambda: saved_steps(directory) > 130)
         loading = job.output
         queue = ["rate", "2mbit", "burst", "4kb", "latency", "1s"]
         cluster.on("n3", ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *queue])
         try:
-            job.says("n3 is a straggler", timeout=100)
+            job.says("n3 is a straggler")
             job.says("the network: its messages take")
         finally:
             cluster.on("n3", ["tc", "qdisc", "del", "dev", "eth0", "root"])

@@ -13,7 +13,6 @@ import pytest
 from .cluster import CONTROLLER, Cluster, Job, eventually
 from .conftest import SCRIPTS
 
-pytestmark = pytest.mark.timeout(400)
 STEPS = 300
 SUBMIT = """\
 import sys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import CONTROLLER, Cluster, eventually
-from .conftest import AGENT, SCRIPTS, Launch
+from .conftest import AGENT, PATIENT, SCRIPTS, Launch
 from .hosts import Process
 from .training import ENOUGH, finish, result, train, wait_for_progress
 
@@ -62,10 +62,10 @@ def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path
 def test_slurm_does_not_answer(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """A node is lost while slurmctld is down, which is not needed to continue."""
     saved = tmp_path / "saved"
-    job = train(launch, saved, "--nnodes", "2:3")
+    job = train(launch, saved, "--nnodes", "2:3", *PATIENT)
     cluster.on(CONTROLLER, ["scontrol", "shutdown", "slurmctld"])
     try:
-        (agent,) = cluster.processes(AGENT, host="n3")
+        agent = cluster.process(AGENT, host="n3")
         agent.kill()
         job.says("continuing without n3: 2 nodes")
         wait_for_progress(saved, 2)

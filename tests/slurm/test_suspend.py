@@ -9,8 +9,8 @@ from .cluster import CONTROLLER, Cluster, eventually
 from .conftest import SCRIPTS, WORKER, Launch
 
 SIMPLE = SCRIPTS / "simple.py"
-LOSS = 5.0  # seconds; on a busy machine, nodes do not resume at the same time
-LONG, AGAIN = 12.0, 7.0  # seconds; about twice as long as any lease of the elastic job, and longer
+LOSS = 6.0  # seconds; on a busy machine, nodes do not resume at the same time
+LONG, AGAIN = 14.0, 8.0  # seconds; about twice as long as any lease of the elastic job, and longer
 
 
 def test_it_continues_in_the_same_round(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import timed
 from hpclaunch.core.protocol.facts import (
     HeadChanged,
     JobEnded,
@@ -29,8 +30,8 @@ from .asking import PAUSE, PORT, Metrics, logs, report, scrape, status, wait_unt
 from .cluster import Cluster, Job, eventually
 from .conftest import LIGHT_TORCH, SCRIPTS, own_jobs
 
-pytestmark = pytest.mark.timeout(400)
-
+# Seconds; a busy machine delays no answer for so long.
+N2_LEADS_NEXT = {"loss": 30.0, "election": 60.0}
 COSTLY = SCRIPTS / "costly.py"
 OFTEN = (NodesSilent, SeatUse, NodesAllocated)  # facts that may be recorded at any time
 
@@ -55,8 +56,9 @@ def traces(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Traces
     options = f"--nproc 1 --nnodes 2:3 --metrics {PORT} --notify 'cat >> events'"
     script = f"{COSTLY} --dir saved --steps 90 --until enough --save 30 --fail 1000"
     body = f"srun --no-kill {SCRIPTS}/agent.sh {options} --checkpoint-dir saved {script}"
+    env = LIGHT_TORCH | timed.variables(cluster.env["PATH"], **N2_LEADS_NEXT)
     with own_jobs(cluster):
-        answers = Traces(cluster.sbatch(body, directory=directory, env=LIGHT_TORCH))
+        answers = Traces(cluster.sbatch(body, directory=directory, env=env))
         ask_until_the_end(cluster, answers)
     return answers
 
@@ -74,7 +76,7 @@ def ask_until_the_end(cluster: Cluster, answers: Traces) -> None:
         counted = ("round_steps", "goodput_ratio")
         return all(answers.before.get((n,), 0) > 0 for n in counted) and begun(answers.before)
 
-    eventually("its steps", trains, timeout=90, pause=PAUSE)
+    eventually("its steps", trains, pause=PAUSE)
     answers.beside.update(scrape(cluster, "n2"))
     answers.remote.update(scrape(cluster, "n1", at="n2"))
     eventually("a checkpoint", (directory / "saved" / "step-30.pt").exists)

@@ -11,7 +11,7 @@ import pytest
 
 from hpclaunch.system.network import secret
 
-from .cluster import Cluster
+from .cluster import Cluster, Job
 from .conftest import SCRIPTS, Launch
 
 SIMPLE = SCRIPTS / "simple.py"
@@ -57,29 +57,30 @@ def test_a_home_that_cannot_be_written(
     assert job.environments() == {}
 
 
-@pytest.mark.parametrize(
-    ("owner", "mode", "words"),
-    [
-        ("root", 0o644, "belongs to another user: remove it"),
-        (USER, 0o640, "is open to others (mode 0640), who could join your jobs: remove it"),
-        ("root", 0o600, "Permission denied"),
-    ],
-    ids=["another user's", "open to others", "unreadable"],
-)
 def test_a_secret_that_is_not_private_is_refused(
-    launch: Launch, home: Path, owner: str, mode: int, words: str
+    cluster: Cluster, launch: Launch, home: Path
 ) -> None:
-    path = home / "key"
-    path.write_bytes(os.urandom(32))
-    path.chmod(mode)
-    os.chown(path, pwd.getpwnam(owner).pw_uid, -1)
-    env = {secret.VARIABLE: str(path)}
-    job = launch("--nproc", 1, SIMPLE, user=USER, directory=home, nodes=2, env=env)
+    """Each secret is that of a step of the same job."""
+    secrets = {
+        "another": ("root", 0o644, "belongs to another user: remove it"),
+        "open": (USER, 0o640, "is open to others (mode 0640), who could join your jobs: remove it"),
+        "unreadable": ("root", 0o600, "Permission denied"),
+    }
+    steps = []
+    for name, (owner, mode, _) in secrets.items():
+        path = home / f"{name}.key"
+        path.write_bytes(os.urandom(32))
+        path.chmod(mode)
+        os.chown(path, pwd.getpwnam(owner).pw_uid, -1)
+        srun = f"{secret.VARIABLE}={path} srun {SCRIPTS}/agent.sh --nproc 1 {SIMPLE}"
+        steps.append(f"mkdir {name}; cd {name}; {srun} 2>&1 | tee output; cd ..")
+    job = launch(srun="\n".join(steps), user=USER, directory=home, nodes=2)
     ended = job.wait()
-    assert ended.code == 2, str(ended)
-    assert job.codes == {0: 2, 1: 2}
-    assert "hpclaunch: error: " in ended.output
-    assert f"the secret file {path}" in ended.output
-    assert words in ended.output
-    assert "Traceback" not in ended.output
-    assert job.environments() == {}
+    for name, (_, _, words) in secrets.items():
+        step = Job(cluster, job.id, home / name, home / name / "output")
+        assert step.codes == {0: 2, 1: 2}, str(ended)
+        assert "hpclaunch: error: " in step.output
+        assert f"the secret file {home / name}.key" in step.output
+        assert words in step.output
+        assert "Traceback" not in step.output
+        assert step.environments() == {}

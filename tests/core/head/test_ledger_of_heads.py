@@ -8,7 +8,7 @@ import pytest
 from crew import Crew
 
 from hpclaunch.core.protocol.events import Requested, WorkerExited
-from hpclaunch.core.protocol.facts import HeadChanged, SeatUse
+from hpclaunch.core.protocol.facts import HeadChanged, JobEnded, SeatUse
 from hpclaunch.core.protocol.model import EndCause, Request
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.values import replace
@@ -110,3 +110,25 @@ def test_an_agent_that_nobody_follows_yet_records_nothing(monkeypatch):
     assert isinstance(use[1], SeatUse)
     assert changed[0] <= use[0] <= elected_at < math.inf
     assert ends(crew.launch()) == [(0, EndCause.LOST.value, "")]
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_a_head_that_ends_the_job_before_it_is_confirmed(is_followed):
+    """Agent 2 is no voter yet when the first head dies. So it must wait for the vote lease of the
+    dead head, but the job is over at once. If agent 1 is silent, it might have been quicker.
+    """
+    crew = Crew("n0 n1 n2", fewest=3)
+    for agent in range(3):
+        crew.start(agent)
+        crew.until(crew.now + 0.3)
+    crew.cut([1], [2])  # until agent 1, which is first in line, has no time left
+    crew.kill(0)
+    crew.until(crew.now + 0.7)
+    crew.mend()
+    reaches = crew._reaches
+    if not is_followed:
+        crew._reaches = lambda a, b: not (a == 1 and crew.agents[2].leads) and reaches(a, b)
+    crew.until(crew.now + 20.0)
+    assert 2 in crew.verdicts
+    kinds = {type(fact) for _, fact in crew.facts.get(2, [])}
+    assert ({HeadChanged, JobEnded} <= kinds) is is_followed

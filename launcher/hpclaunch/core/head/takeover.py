@@ -30,13 +30,15 @@ class Takeover:
         self.job, self.roster = job, roster
         self.configuration = election.configuration
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
+        dead = {peer.place.index for peer in roster if peer.presence.is_dead}
+        self.predecessors = dead | {election.old}  # agents that cannot have been quicker
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
         ended = self._ended_round(election, now, heard)
         # False if no voter had begun the round that the old head recorded.
         was_running = ended is not None and ended.round == self.configuration.record.round
         changed = HeadChanged(there, here, election.term, heard - now, ended, was_running)
-        # Facts that are held back until a quorum has answered our orders, and when each of them
-        # was recorded; None once a quorum has answered.
+        # Facts that are held back until this head is confirmed, and when each of them was
+        # recorded; None once it is confirmed.
         self._held_back: list[tuple[Record, float]] | None = [(Record(changed), now)]
 
     @property
@@ -46,7 +48,9 @@ class Takeover:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether a quorum has answered our orders."""
+        """Whether this head certainly leads: a quorum has answered its orders, or all agents have
+        ended the job as it ordered.
+        """
         return self._held_back is None
 
     @property
@@ -141,8 +145,8 @@ class Takeover:
         return [node_of[g] if g in node_of else next(missing, -1) for g in range(size)]
 
     def hold_back(self, effects: list[Effect], now: float, *, confirmed: bool) -> list[Effect]:
-        """Hold back facts until a quorum has `confirmed` that this head leads: another agent may
-        have been quicker. Return the effects to carry out now.
+        """Hold back facts until it is `confirmed` that this head leads: another agent may have been
+        quicker. Return the effects to carry out now.
         """
         if self._held_back is None:
             return effects
