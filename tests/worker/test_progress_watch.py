@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falling_asleep import until_asleep
-from hpclaunch.worker import progress_watch
+from hpclaunch.worker import evidence, progress_watch, stack_questions
 from hpclaunch.worker.evidence import Evidence
 from hpclaunch.worker.fork_server_messages import Offered, Unhandled, Unheard
 from hpclaunch.worker.progress_watch import ProgressWatch, Watched
@@ -271,16 +271,19 @@ def test_what_its_children_do_counts(watch, worker):
 
 def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
     process = worker(QUIET)
-    its, gaps = watch.pages[0], []
+    its, gaps, times = watch.pages[0], [], []
     for number, pause in ((1, 0.0), (2, 0.3), (4, 0.2)):
         time.sleep(pause)
-        its.numbers[layout.STEP], its.times[layout.TIME] = number, time.monotonic()
+        times.append(time.monotonic())
+        its.numbers[layout.STEP], its.times[layout.TIME] = number, times[-1]
         report = watch.look({0: process.pid})
         assert report.steps == [number]
         gaps.append(report.gap)
+    first, second, third = times
     assert gaps[0] == 0
-    assert 0.3 <= gaps[1] < 10
-    assert 0.1 <= gaps[2] < 10  # of two steps: the mean
+    assert gaps[1] == second - first
+    assert gaps[2] >= (third - second) / 2  # of two steps: the mean
+    assert gaps[2] < third - second
 
 
 def test_a_process_is_still_since_its_last_step(watch, worker):
@@ -363,14 +366,32 @@ def test_the_tree_of_a_process_that_has_ended_is_itself():
     assert tree(process.pid) == [process.pid]
 
 
+class SteppedClock:
+    """The module `time`, whose monotonic clock shows only the pauses that a test makes."""
+
+    def __init__(self):
+        self.now = time.monotonic()
+
+    def monotonic(self):
+        return self.now
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
 def test_a_question_without_an_answer_is_no_sign_of_life(watch, worker, monkeypatch):
+    clock = SteppedClock()
+    for module in (evidence, progress_watch, stack_questions):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(progress_watch, "LATE", 1.0)
     process = worker("while True: pass")
-    before = looks(watch, process)[-1].still
+    for _ in range(6):
+        clock.now += 0.1
+        before = watch.look({0: process.pid}).still
     numbers = watch.pages[0].numbers
     numbers[layout.RESPONDER] = numbers[layout.ANSWERER] = process.pid
     for pause in Evidence(watch).ask({0: process.pid}):
-        time.sleep(pause)
+        clock.now += pause
     assert watch.look({0: process.pid}, at_once=True).still >= before + 1
 
 
