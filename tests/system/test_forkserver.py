@@ -12,6 +12,7 @@ import psutil
 import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
+from hpclaunch.system.shared import helper
 from hpclaunch.worker.fork_server_messages import (
     Give,
     Keep,
@@ -23,6 +24,7 @@ from hpclaunch.worker.fork_server_messages import (
     Stop,
 )
 from hpclaunch.worker.messages import Message
+from hurried_clock import FAR, SPEED, hurried, statements
 
 pytestmark = pytest.mark.starts
 
@@ -245,14 +247,22 @@ def test_a_process_that_the_kernel_does_not_grant(tmp_path, warm):
     assert (done.stdout, done.returncode) == (said, 0), done.stderr
 
 
-def test_a_lease_that_is_renewed(client):
+def test_a_lease_that_is_renewed(tmp_path, monkeypatch):
+    """The one before ends while the workers run, and they run on."""
+    hurry = tmp_path / "hurry"
+    program = statements(hurry, "worker.worker_lease") + helper._PROGRAM
+    monkeypatch.setattr(helper, "_PROGRAM", program)
+    client = Client(tmp_path)
     for _ in range(3):
-        client.server.send(Keep(time.monotonic() + 3.0))
-        time.sleep(0.1)
-    client.server.send(Keep(time.monotonic() + 1000))
-    client.start(sh("sleep 3.5"))
-    assert client.until("exit")["code"] == 0
-    assert not [reply for reply in client.events if reply["event"] == "lease-over"]
+        client.server.send(Keep(time.monotonic() + FAR))
+    client.server.send(Keep(time.monotonic() + 1000 * FAR))
+    client.start(sh("sleep 600"))
+    with hurried(hurry):
+        time.sleep(2 * FAR / SPEED)
+        client.server.send(Query("vitals", 1))
+        client.until("answer")
+    assert client.events == []
+    client.server.close()
 
 
 def test_output_is_appended_never_overwritten(client):

@@ -1559,11 +1559,10 @@ def test_a_newer_checkpoint_is_noticed_while_storage_stalls(nodes, monkeypatch):
         looks.append(True)
 
     def slow(source, draft, *more):
-        if "storage" in draft:
-            if todo:
-                write(nodes.stages[0] / "step-2.pt", todo.pop())
-                stager.looking.due = 0.0
-                eventually(lambda: looks)
+        if "storage" in draft and todo:
+            write(nodes.stages[0] / "step-2.pt", todo.pop())
+            stager.looking.due = 0.0
+            eventually(lambda: looks)
         return copied(source, draft, *more)
 
     monkeypatch.setattr(stager.draining, "_look", note)

@@ -16,7 +16,6 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from mesh_peer import HurriedClock
 from random_kills import eventually
 from saving_scripts import picture
 
@@ -47,6 +46,7 @@ from hpclaunch.system.staging.orders import (
     packed,
 )
 from hpclaunch.system.staging.publishing import DRAFT, draft
+from hurried_clock import HurriedClock, hurried
 
 KEY = b"k" * 32
 LONG = 120.0  # seconds; a test that needs them fails
@@ -400,14 +400,6 @@ def test_a_source_that_is_killed(leader, spawn, tmp_path):
     assert sources(leader)[0].inventory().entries == ()
     sources(leader)[0].fetch([replace(w, source=2) for w in wanted], "", sources(leader))
     assert picture(tmp_path / "leader" / "ckpt") == picture(tmp_path / "one" / "ckpt")
-
-
-@contextlib.contextmanager
-def hurried(file):
-    """Have the clock that goes by this file hurry."""
-    file.write_text(str(time.monotonic()))
-    yield
-    file.unlink()
 
 
 @pytest.mark.starts
