@@ -554,7 +554,9 @@ class Dance(Message):
     steps: int
 
 
-def test_one_that_does_not_know_a_request_ends(client):
+def test_one_that_does_not_know_a_request_ends(client, monkeypatch):
+    for limit in ("GONE_LIMIT", "ABANDON_LIMIT"):
+        monkeypatch.setattr(helper, limit, LIMIT)
     client.server.send(Dance(3))
     end_of(client)
     assert not client.server.was_killed()

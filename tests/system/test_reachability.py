@@ -62,7 +62,7 @@ def test_ipv6(closed):
     except OSError as e:
         pytest.skip(f"no IPv6 here: {e}")
     with s:
-        assert set(reachability.probe(["::1"], [s.getsockname()[1]], 2).values()) == {Answer.OPEN}
+        assert set(reachability.probe(["::1"], [s.getsockname()[1]], 60).values()) == {Answer.OPEN}
 
 
 @pytest.mark.starts
