@@ -395,7 +395,7 @@ def test_the_next_round_has_a_daemon_of_its_own(agents, base, clients, monkeypat
 
 @pytest.fixture
 def hanging(monkeypatch, tmp_path):
-    """Return a file for the pid of the daemon that hangs. The keepers of this test wait only briefly
+    """Return a file for the pid of a daemon that hangs. The keepers of this test wait only briefly
     for it, and for what does not end.
     """
     file = tmp_path / "hanging"

@@ -1,8 +1,10 @@
 """Why a host cannot be reached, with real sockets on this machine."""
 
+import itertools
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +47,13 @@ def test_each_answer(listener, closed, silent):
         ("127.0.0.1", closed): Answer.REFUSED,
         ("127.0.0.1", silent): Answer.SILENT,
     }
+
+
+def test_answers_count_that_come_before_a_busy_machine_looks(listener, closed, monkeypatch):
+    late = SimpleNamespace(monotonic=itertools.count(0.0, 1000.0).__next__)
+    monkeypatch.setattr(reachability, "time", late)
+    found = reachability.probe(["127.0.0.1"], [listener, closed], timeout=0.3)
+    assert [*found.values()] == [Answer.OPEN, Answer.REFUSED]
 
 
 def test_words_for_each(listener, closed, silent):
