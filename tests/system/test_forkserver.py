@@ -12,6 +12,7 @@ import psutil
 import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
+from falling_asleep import until_asleep
 from hpclaunch.system.shared import helper
 from hpclaunch.worker.fork_server_messages import (
     Give,
@@ -417,6 +418,13 @@ WRAPPERS = {
 }
 
 
+def until_shells_wait(client):
+    """Wait until each shell waits for its program, which may have begun before."""
+    for process in psutil.Process(client.pid).children(recursive=True):
+        if process.name() in ("sh", "bash"):
+            until_asleep(process.pid)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
@@ -425,6 +433,7 @@ def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
     save = f"{sys.executable} -u {client.tmp_path / 'saving.py'}"
     client.start(["bash", "-c", WRAPPERS[wrapper]], env={"SAVE": save})
     wait_for(client.path(0, "out"))
+    until_shells_wait(client)
     client.server.send(Stop(signum))
     client.until("gone")
     assert not [reply for reply in client.events if reply["event"] == "left"]
@@ -510,6 +519,7 @@ def test_a_program_that_a_shell_waits_for_gets_a_signal_that_it_handles(client, 
     handler = "trap 'echo usr1; exit' USR1; echo up; while :; do sleep 0.02; done"
     client.start(["bash", "-c", f'bash -c "{handler}"; exit'])
     wait_for(client.path(0, "out"))
+    until_shells_wait(client)
     for request in requests:
         client.server.send(request)
     client.until("gone")
@@ -524,6 +534,7 @@ def test_a_default_notice_does_not_end_a_program_that_a_worker_waits_for(client)
         ["bash", "-c", f'bash -c "{handlers} until [ \\$ends ]; do sleep 0.02; done"; exit']
     )
     wait_for(client.path(0, "out"))
+    until_shells_wait(client)
     for request in (Offer(1, 0, 0), Give(1), Signal(signal.SIGALRM)):
         client.server.send(request)
     client.until("gone")

@@ -36,6 +36,27 @@ def client(tmp_path, request):
     client.server.close()
 
 
+def set_limits(monkeypatch, statements):
+    """Have the fork server of this test run these statements first."""
+    before = (
+        "import json, sys; sys.path += json.loads(sys.argv[1]); "
+        f"from hpclaunch.worker import starting, template_client; {statements}; "
+    )
+    monkeypatch.setattr(helper, "_PROGRAM", before + helper._PROGRAM)
+
+
+@pytest.fixture
+def _impatient(monkeypatch):
+    """Have the fork server wait only briefly for a template that hangs."""
+    set_limits(monkeypatch, "template_client.LIMIT = 2.0; starting.FORK_LIMIT = 1.0")
+
+
+@pytest.fixture
+def _patient(monkeypatch):
+    """Have the fork server wait for a template for as long as a busy machine may take."""
+    set_limits(monkeypatch, f"starting.FORK_LIMIT = {LIMIT}")
+
+
 @pytest.fixture(scope="module")
 def with_torch(starts, tmp_path_factory):
     client = WithTorch(tmp_path_factory.mktemp("with-torch"))
@@ -577,16 +598,6 @@ def test_nobody_waits_for_a_successor_of_a_round_that_runs(client, packages):
     assert client.round() == [""]  # a start takes what there is
 
 
-@pytest.fixture
-def _impatient(monkeypatch):
-    """Have a start wait for two seconds only."""
-    before = (
-        "import json, sys; sys.path += json.loads(sys.argv[1]); "
-        "from hpclaunch.worker import template_client; template_client.LIMIT = 2.0; "
-    )
-    monkeypatch.setattr(helper, "_PROGRAM", before + helper._PROGRAM)
-
-
 @pytest.mark.usefixtures("_impatient")
 def test_a_start_does_not_wait_for_ever(client, packages):
     """A module may hang in the template; the worker imports it itself, or hangs as well."""
@@ -670,6 +681,7 @@ def test_a_stop_while_torch_is_imported(client, slow_torch):
     assert not client.path(0, "out").exists()
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_stop_while_workers_are_forked(client):
     """Every worker stops, even one that has no handlers yet."""
     client.prepare(
@@ -684,6 +696,7 @@ def test_a_stop_while_workers_are_forked(client):
         client.until("gone")
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_stop_while_the_template_hangs(client):
     """The template is ended, and forks no worker afterwards."""
     client.prepare("print('started')\n")
@@ -712,6 +725,7 @@ def test_a_template_that_is_suspended_takes_a_large_request(client, store):
     assert client.path(0, "out").read_text() == "100000\n"
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_the_agent_dies_while_the_template_hangs(client, monkeypatch):
     monkeypatch.setattr(fork_server_client, "GONE_LIMIT", LIMIT)
     client.prepare("print('started')\n")
