@@ -35,6 +35,31 @@ QUIET = "import time; time.sleep(600)"
 STARTED = "print('up', flush=True)"
 
 
+class SteppedClock:
+    """The module `time`, whose monotonic clock shows only the pauses that a test makes."""
+
+    def __init__(self):
+        self.now = time.monotonic()
+
+    def monotonic(self):
+        return self.now
+
+    def monotonic_ns(self):
+        return int(self.now * 1e9)
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return the clock of a watch, and of those who ask workers; request it before them."""
+    clock = SteppedClock()
+    for module in (evidence, progress_watch, stack_questions):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
 @pytest.fixture
 def watch(monkeypatch):
     monkeypatch.setattr(progress_watch, "LOOK", 0.0)
@@ -366,23 +391,7 @@ def test_the_tree_of_a_process_that_has_ended_is_itself():
     assert tree(process.pid) == [process.pid]
 
 
-class SteppedClock:
-    """The module `time`, whose monotonic clock shows only the pauses that a test makes."""
-
-    def __init__(self):
-        self.now = time.monotonic()
-
-    def monotonic(self):
-        return self.now
-
-    def __getattr__(self, name):
-        return getattr(time, name)
-
-
-def test_a_question_without_an_answer_is_no_sign_of_life(watch, worker, monkeypatch):
-    clock = SteppedClock()
-    for module in (evidence, progress_watch, stack_questions):
-        monkeypatch.setattr(module, "time", clock)
+def test_a_question_without_an_answer_is_no_sign_of_life(clock, watch, worker, monkeypatch):
     monkeypatch.setattr(progress_watch, "LATE", 1.0)
     process = worker("while True: pass")
     for _ in range(6):
@@ -398,21 +407,22 @@ def test_a_question_without_an_answer_is_no_sign_of_life(watch, worker, monkeypa
 @pytest.mark.parametrize(
     ("ago", "moved"), [(0.0, True), (1.0, True), (600.0, False), (-60.0, False), ("?", False)]
 )
-def test_a_collective_that_has_begun_is_a_sign_of_life(watch, worker, ago, moved):
+def test_a_collective_that_has_begun_is_a_sign_of_life(clock, watch, worker, ago, moved):
     """One of NCCL within a node moves nothing else that is seen."""
     process = worker(QUIET)
-    still = looks(watch, process, pause=0.5)[-1].still
-    before = time.monotonic() - still
+    for _ in range(6):
+        clock.now += 0.5
+        still = watch.look({0: process.pid}).still
+    before = clock.now - still
     created = "?" if ago == "?" else time.time_ns() - int(ago * 1e9)
     line = json.dumps({"entries": [{"time_created_ns": 1}, {"time_created_ns": created}]})
     for pause in Evidence(watch).ask({0: process.pid}):
         with open(watch.pages[0].place.records, "ab", closefd=False) as records:
             records.write(f"{line}\n".encode())
-        time.sleep(pause)
+        clock.now += pause
     for _ in range(2):
-        now = time.monotonic()
-        after = now - watch.look({0: process.pid}, at_once=True).still
-        assert (after > before) == moved
+        after = clock.now - watch.look({0: process.pid}, at_once=True).still
+        assert (after > before + 0.1) == moved
 
 
 def test_an_answer_that_nobody_could_pass_on_is_none(watch):
