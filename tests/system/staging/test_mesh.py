@@ -433,7 +433,7 @@ def peak(pid):
 
 @pytest.mark.starts
 def test_the_memory_of_a_fetch_is_bounded(leader, spawn, tmp_path):
-    size = 192 * PIECE
+    size = 96 * PIECE
     large(tmp_path / "one" / "ckpt" / "model.pt", size)
     (source, port), (fetcher, other) = spawn("one"), spawn("two")
     one, two = lead(leader, port, other)
