@@ -8,7 +8,16 @@ import time
 import psutil
 
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
-from hpclaunch.worker.fork_server_messages import Kill, Listen, Progress, SignalLeft, Start, Worker
+from hpclaunch.worker.fork_server_messages import (
+    Kill,
+    KillIdle,
+    Listen,
+    Progress,
+    Query,
+    SignalLeft,
+    Start,
+    Worker,
+)
 
 LIMIT = 120  # seconds; far more than any of this takes
 
@@ -44,6 +53,14 @@ class Client:
         errors = str(self.tmp_path / "store.err") if store else ""
         self.server.send(start_of(workers, env or {}, store=errors, warm=warm, learn=learn))
         return port
+
+    def kill_idle(self):
+        """Have idle workers killed; return after the fork server has looked at all, since two looks
+        in a row would find everybody idle.
+        """
+        self.server.send(KillIdle())
+        self.server.send(Query("vitals", 0))
+        self.until("answer")
 
     def end_round(self):
         """Kill the workers and the processes that they leave behind."""

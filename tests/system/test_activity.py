@@ -290,7 +290,7 @@ def test_whoever_saves_is_left_alone(client, server, tmp_path, how):
     client.server.send(Stop(signal.SIGTERM))
     for look in (1, 2, 3):
         eventually_saved(client, tmp_path / f"piece-{look * PIECES}")
-        client.server.send(KillIdle())
+        client.kill_idle()
     (tmp_path / "enough").mkdir()
     exited = client.until("exit")
     assert (exited["code"], exited["signal"]) == (7, 0)
@@ -349,21 +349,23 @@ def test_a_network_that_cannot_be_seen(monkeypatch):
     monkeypatch.setattr(sock_diag, "dump", refuse)
     left, right = socket.socketpair()
     with left, right:
-        assert _seems_idle(())
-        assert not _seems_idle([left.fileno()])
+        with _looks_at_one_that_sleeps() as is_idle:
+            eventually("idleness", is_idle)  # it may still be about to fall asleep
+        with _looks_at_one_that_sleeps(left.fileno()) as is_idle:
+            assert not any(is_idle() for _ in range(20) if not time.sleep(0.05))
 
 
-def _seems_idle(fds):
+@contextlib.contextmanager
+def _looks_at_one_that_sleeps(*fds):
+    """Start a program that sleeps, with these descriptors; yield a function that looks at it."""
     with subprocess.Popen(["sleep", "600"], pass_fds=fds, start_new_session=True) as child:
         seen = activity.Activity()
         eventually("the program", lambda: os.readlink(f"/proc/{child.pid}/exe").endswith("sleep"))
         eventually("sleep", lambda: activity._sleeps(child.pid))
         others = {process.pid for process in psutil.Process().children()} - {child.pid}
         seen.begin([child.pid], others)
-        # On a busy machine it may still be about to fall asleep.
-        idle = any(seen.idle([child.pid], others) for _ in range(20) if not time.sleep(0.05))
+        yield lambda: seen.idle([child.pid], others)
         child.kill()
-    return idle
 
 
 @pytest.mark.fuzz

@@ -170,7 +170,7 @@ def interpreter(tmp_path):
     return make
 
 
-def ask(python, limit=60):
+def ask(python, limit=200):
     return checks_torch.Question(python).answer(limit)
 
 
@@ -193,7 +193,7 @@ def test_an_interpreter_without_torch(interpreter):
 
 @pytest.mark.starts
 def test_an_interpreter_that_takes_too_long(interpreter):
-    finding, torch = ask(interpreter("exec sleep 60"), limit=0.1)
+    finding, torch = ask(interpreter("exec sleep 600"), limit=0.1)
     assert (finding.grade, torch) == (Grade.WARN, None)
 
 

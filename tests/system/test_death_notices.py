@@ -18,6 +18,7 @@ from serving import LIMIT, gone
 from hpclaunch.system.network import death_inquiries, route
 from hpclaunch.worker import death_notices
 from hpclaunch.worker.notice_board import NoticeBoard
+from hurried_clock import hurried, statements
 from surroundings import talker
 
 KEY = b"k" * 32
@@ -42,12 +43,18 @@ MALFORMED = [
     FORGED,
     ANSWER,  # to another question
 ]
+POSTED = (
+    "import_module('hpclaunch.worker.notice_board').POSTED = "
+    "import_module('hpclaunch.worker.notice_board').TAKE_OVER = 1000.0; "
+)
 AGENT = """
 import sys, time
 from hpclaunch.system.network import death_inquiries
+from hpclaunch.system.shared import helper
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
 from hpclaunch.worker.fork_server_messages import Start, Started, Worker
 port, incarnation, key = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
+helper._PROGRAM = sys.argv[5] + helper._PROGRAM
 server = ForkServerClient()
 server.send(death_inquiries.own_notice(key, 3, incarnation, port))
 out = sys.argv[4]
@@ -62,15 +69,23 @@ server.close()
 
 
 @pytest.fixture
-def start(starts, tmp_path):
-    """Start a process with a fork server and a worker, which has this port."""
+def late(tmp_path):
+    """Return the file by which the time of a notice passes."""
+    return tmp_path / "late"
+
+
+@pytest.fixture
+def start(starts, tmp_path, late):
+    """Start a process with a fork server and a worker, which has this port. The notice is posted
+    until a test says that it is late.
+    """
     started = []
 
     def start_agent(
         port,
     ):
         words = [sys.executable, "-c", AGENT, str(port), "first", KEY.decode()]
-        words.append(str(tmp_path / "out"))
+        words += [str(tmp_path / "out"), statements(late, "worker.notice_board") + POSTED]
         process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
@@ -120,7 +135,7 @@ def until_found(*ports, **how):
         assert time.monotonic() < deadline, "no notice is posted"
 
 
-def test_the_fork_server_of_a_dead_agent_says_so(start, port):
+def test_the_fork_server_of_a_dead_agent_says_so(start, port, late):
     """The workers are killed before the notice; the fork server ends soon after it."""
     agent = start(port)
     assert not found(port, seconds=0.2)
@@ -130,10 +145,11 @@ def test_the_fork_server_of_a_dead_agent_says_so(start, port):
     until_found(port, incarnation="first")
     assert not found(port, incarnation="second")
     assert not found(port, agent=4)
-    assert gone(agent.server)
+    with hurried(late):
+        assert gone(agent.server)
 
 
-def test_an_answer_has_the_number_of_the_last_question(start, port):
+def test_an_answer_has_the_number_of_the_last_question(start, port, late):
     """Even of one that does not know where the agent listened."""
     agent = start(port)
     agent.kill()
@@ -147,7 +163,8 @@ def test_an_answer_has_the_number_of_the_last_question(start, port):
             wait = inquiries.next_deadline() - time.monotonic()
             select.select([inquiries], [], [], max(0.0, wait))
         assert dead == [(3, 2)]
-        assert gone(agent.server)
+        with hurried(late):
+            assert gone(agent.server)
     finally:
         inquiries.close()
 
@@ -248,11 +265,12 @@ def test_with_both_killed_nobody_says_so(start, port):
     assert not found(port)
 
 
-def test_an_agent_that_is_started_anew_is_not_dead(start, port):
+def test_an_agent_that_is_started_anew_is_not_dead(start, port, monkeypatch):
     """An agent has the notice about its predecessor withdrawn before it listens."""
     agent = start(port)
     agent.kill()
     until_found(port)
+    monkeypatch.setattr(death_inquiries, "RELEASE_LIMIT", LIMIT)
     death_inquiries.take_down(KEY, 3, [port])
     assert not found(port)
     assert gone(agent.server)

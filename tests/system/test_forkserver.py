@@ -12,6 +12,8 @@ import psutil
 import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
+from falling_asleep import until_asleep
+from hpclaunch.system.shared import helper
 from hpclaunch.worker.fork_server_messages import (
     Give,
     Keep,
@@ -23,6 +25,7 @@ from hpclaunch.worker.fork_server_messages import (
     Stop,
 )
 from hpclaunch.worker.messages import Message
+from hurried_clock import FAR, SPEED, hurried, statements
 
 pytestmark = pytest.mark.starts
 
@@ -245,14 +248,22 @@ def test_a_process_that_the_kernel_does_not_grant(tmp_path, warm):
     assert (done.stdout, done.returncode) == (said, 0), done.stderr
 
 
-def test_a_lease_that_is_renewed(client):
+def test_a_lease_that_is_renewed(tmp_path, monkeypatch):
+    """The one before ends while the workers run, and they run on."""
+    hurry = tmp_path / "hurry"
+    program = statements(hurry, "worker.worker_lease") + helper._PROGRAM
+    monkeypatch.setattr(helper, "_PROGRAM", program)
+    client = Client(tmp_path)
     for _ in range(3):
-        client.server.send(Keep(time.monotonic() + 3.0))
-        time.sleep(0.1)
-    client.server.send(Keep(time.monotonic() + 1000))
-    client.start(sh("sleep 3.5"))
-    assert client.until("exit")["code"] == 0
-    assert not [reply for reply in client.events if reply["event"] == "lease-over"]
+        client.server.send(Keep(time.monotonic() + FAR))
+    client.server.send(Keep(time.monotonic() + 1000 * FAR))
+    client.start(sh("sleep 600"))
+    with hurried(hurry):
+        time.sleep(2 * FAR / SPEED)
+        client.server.send(Query("vitals", 1))
+        client.until("answer")
+    assert client.events == []
+    client.server.close()
 
 
 def test_output_is_appended_never_overwritten(client):
@@ -407,6 +418,13 @@ WRAPPERS = {
 }
 
 
+def until_shells_wait(client):
+    """Wait until each shell waits for its program, which may have begun before."""
+    for process in psutil.Process(client.pid).children(recursive=True):
+        if process.name() in ("sh", "bash"):
+            until_asleep(process.pid)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
@@ -415,6 +433,7 @@ def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
     save = f"{sys.executable} -u {client.tmp_path / 'saving.py'}"
     client.start(["bash", "-c", WRAPPERS[wrapper]], env={"SAVE": save})
     wait_for(client.path(0, "out"))
+    until_shells_wait(client)
     client.server.send(Stop(signum))
     client.until("gone")
     assert not [reply for reply in client.events if reply["event"] == "left"]
@@ -500,6 +519,7 @@ def test_a_program_that_a_shell_waits_for_gets_a_signal_that_it_handles(client, 
     handler = "trap 'echo usr1; exit' USR1; echo up; while :; do sleep 0.02; done"
     client.start(["bash", "-c", f'bash -c "{handler}"; exit'])
     wait_for(client.path(0, "out"))
+    until_shells_wait(client)
     for request in requests:
         client.server.send(request)
     client.until("gone")
@@ -514,6 +534,7 @@ def test_a_default_notice_does_not_end_a_program_that_a_worker_waits_for(client)
         ["bash", "-c", f'bash -c "{handlers} until [ \\$ends ]; do sleep 0.02; done"; exit']
     )
     wait_for(client.path(0, "out"))
+    until_shells_wait(client)
     for request in (Offer(1, 0, 0), Give(1), Signal(signal.SIGALRM)):
         client.server.send(request)
     client.until("gone")
@@ -544,7 +565,9 @@ class Dance(Message):
     steps: int
 
 
-def test_one_that_does_not_know_a_request_ends(client):
+def test_one_that_does_not_know_a_request_ends(client, monkeypatch):
+    for limit in ("GONE_LIMIT", "ABANDON_LIMIT"):
+        monkeypatch.setattr(helper, limit, LIMIT)
     client.server.send(Dance(3))
     end_of(client)
     assert not client.server.was_killed()

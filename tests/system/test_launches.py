@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -109,16 +111,35 @@ def silent(questions):
         yield
 
 
-def test_one_that_has_no_room_for_questions_does_not_hide_the_others(monkeypatch):
-    monkeypatch.setattr(view_client, "LIMIT", 2.0)
+@pytest.fixture
+def _until_one_answers(monkeypatch):
+    """Let the time for all answers be over as soon as one has come. Sleeps take no time."""
+    ahead, receive = 0.0, view_client._answer
+
+    def pass_by(seconds):
+        nonlocal ahead
+        ahead += seconds
+
+    def answer(end):
+        pass_by(view_client.LIMIT)
+        return receive(end)
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead, sleep=pass_by)
+    monkeypatch.setattr(view_client, "time", clock)
+    monkeypatch.setattr(view_client, "LIMIT", 120.0)
+    monkeypatch.setattr(view_client, "_answer", answer)
+
+
+@pytest.mark.usefixtures("_until_one_answers")
+def test_one_that_has_no_room_for_questions_does_not_hide_the_others():
     with silent(None), answering(OTHER):
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
 
 
+@pytest.mark.usefixtures("_until_one_answers")
 def test_one_that_is_silent_does_not_keep_others_from_being_asked_again(monkeypatch):
     """The others are asked until their answers are complete, which takes a moment."""
-    monkeypatch.setattr(view_client, "LIMIT", 2.0)
-    monkeypatch.setattr(view_client, "PATIENCE", 0.4)
+    monkeypatch.setattr(view_client, "PATIENCE", 2.5 * view_client.LIMIT)
     asked = []
     ask = view_client.ask
 
@@ -232,8 +253,8 @@ def test_what_another_user_answers_is_not_read(answer):
 
 @pytest.mark.starts
 @MANY
-def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
-    monkeypatch.setattr(view_client, "LIMIT", 2.0)
+@pytest.mark.usefixtures("_until_one_answers")
+def test_many_that_are_silent_do_not_hide_one_that_answers():
     names = names_like_those_of_agents(400)
     with impostor(names), answering(OTHER):
         every = names + view_client.sockets()

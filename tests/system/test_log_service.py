@@ -350,9 +350,8 @@ def test_what_is_left_is_shown_when_the_agent_is_killed(tmp_path):
     assert gone(pid)
 
 
-def test_at_the_end_an_answer_that_nobody_has_read_stops_nothing(tmp_path, monkeypatch):
+def test_at_the_end_an_answer_that_nobody_has_read_stops_nothing(tmp_path):
     """Neither end waits for the other one while both have more to send than the socket holds."""
-    monkeypatch.setattr(log_client, "END_LIMIT", 2 * log_client.NOTED)
     title = {"format": 3, "launch": "71.0"}
     facts = [title, *({"fact": "NodeLost", "why": "x" * 1000} for _ in range(1000))]
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in facts))

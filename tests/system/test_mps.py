@@ -62,9 +62,30 @@ def of_mps():
     return found
 
 
+# What is to be waited for only briefly is set by the tests.
+PATIENT = (
+    "mps_daemon.ANSWER_LIMIT = mps_daemon.START_LIMIT = mps_daemon.SERVER_LIMIT = "
+    "mps_daemon.LISTED_LIMIT = mps_daemon.KILL_LIMIT = mps_keeper.OTHERS_LIMIT = LONG"
+)
+
+
+def set_limits(monkeypatch, *statements):
+    """Have the keepers of this test run these statements first."""
+    monkeypatch.setattr(
+        helper, "_PROGRAM",
+        "import sys, json; sys.path += json.loads(sys.argv[1]); "
+        f"sys.path.append({str(Path(__file__).parents[1])!r}); "
+        "from limits import LONG, Patience, Until; "
+        "from hpclaunch.worker import mps_daemon, mps_keeper; "
+        f"{'; '.join((PATIENT, *statements))}; mps_keeper.main(*sys.argv[3:])",
+    )  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def _nothing_stays(monkeypatch):
     monkeypatch.setenv(MARK, str(uuid.uuid4()))
+    set_limits(monkeypatch)
+    monkeypatch.setattr(mps, "CLOSE_LIMIT", LIMIT)
     yield
     deadline = time.monotonic() + LIMIT
     while left := of_mps():
@@ -265,26 +286,50 @@ def test_the_server_takes_clients_before_the_workers_start(
     assert clients(pipes).says == "client"
 
 
+@pytest.fixture
+def late(tmp_path):
+    """Return a file that makes limits be over."""
+    return tmp_path / "late"
+
+
+def until_logged(base, words):
+    """Wait until a daemon has written these words to its log."""
+    deadline = time.monotonic() + LIMIT
+    while not any(words in log.read_text() for log in base.glob("*/*/log/control.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize(
-    ("traits", "why"), [("initializing", "its state is INITIALIZING"), ("broken", "there is none")]
+    ("traits", "limit", "logged", "why"),
+    [
+        ("initializing", "SERVER", "Starting new server", "its state is INITIALIZING"),
+        ("broken", "LISTED", "exited with status", "there is none"),
+    ],
 )
-def test_a_server_that_takes_no_clients(agents, base, monkeypatch, traits, why):
-    set_limits(monkeypatch, "mps_daemon.SERVER_LIMIT = mps_daemon.LISTED_LIMIT = 0.3")
+def test_a_server_that_takes_no_clients(
+    agents, base, monkeypatch, late, traits, limit, logged, why
+):
+    set_limits(monkeypatch, f"mps_daemon.{limit}_LIMIT = Until({str(late)!r})")
     monkeypatch.setenv("MPS_STAND_IN", traits)
     agent = agents()
-    assert agent.fails(0, ONE) == f"the MPS server for GPU-1 does not start: {why}"
+    agent.keeper.prepare(0, [ONE])
+    until_logged(base, logged)
+    late.touch()
+    assert agent.until("failed")["why"] == f"the MPS server for GPU-1 does not start: {why}"
     assert not of_mps()
 
 
 def test_a_daemon_with_other_agents_clients_stays_if_an_agents_daemon_is_not_ready(
-    agents, base, clients, monkeypatch
+    agents, base, clients, monkeypatch, late
 ):
-    set_limits(monkeypatch, "mps_keeper.OTHERS_LIMIT = 2.0")
+    set_limits(monkeypatch, f"mps_keeper.OTHERS_LIMIT = Until({str(late)!r})")
     first, second = agents(), agents()
     first.keeper.prepare(0, [ONE, Group((Gpu("2", "GPU-2"),), 2, owned=False)])
     until_ready(base)
     client = clients(second.prepare(0, OTHERS)["GPU-1"])
     assert client.says == "client"
+    late.touch()
     assert first.until("ready", "failed")["why"] == (
         "the MPS daemon for GPU-2, which another agent has, is not ready"
     )
@@ -300,10 +345,16 @@ def until_ready(base):
         time.sleep(0.02)
 
 
-def test_daemons_are_ready_for_others_once_all_of_their_agent_are(agents, base, monkeypatch):
-    set_limits(monkeypatch, "mps_keeper.OTHERS_LIMIT = 2.0; mps_daemon.LISTED_LIMIT = 0.3")
+def test_daemons_are_ready_for_others_once_all_of_their_agent_are(agents, base, monkeypatch, late):
+    until = f"Until({str(late)!r})"
+    set_limits(monkeypatch, f"mps_keeper.OTHERS_LIMIT = mps_daemon.LISTED_LIMIT = {until}")
     monkeypatch.setenv("MPS_STAND_IN", "broken@GPU-2")
-    assert agents().fails(0, ONE, TWO) == "the MPS server for GPU-2 does not start: there is none"
+    agent = agents()
+    agent.keeper.prepare(0, [ONE, TWO])
+    until_logged(base, "exited with status")
+    late.touch()
+    why = "the MPS server for GPU-2 does not start: there is none"
+    assert agent.until("failed")["why"] == why
     assert not of_mps()
     assert agents().fails(0, OTHERS).endswith("another agent has, is not ready")
 
@@ -342,28 +393,21 @@ def test_the_next_round_has_a_daemon_of_its_own(agents, base, clients, monkeypat
     assert clients(pipes).says == "client"
 
 
-def set_limits(monkeypatch, statements):
-    """Have the keepers of this test run `statements` first."""
-    monkeypatch.setattr(
-        helper, "_PROGRAM",
-        "import sys, json; sys.path += json.loads(sys.argv[1]); "
-        "from hpclaunch.worker import mps_daemon, mps_keeper; "
-        f"{statements}; mps_keeper.main(*sys.argv[3:])",
-    )  # fmt: skip
-
-
 @pytest.fixture
-def _impatient(monkeypatch):
-    """The keepers of this test wait only briefly for what does not end or does not answer."""
+def hanging(monkeypatch, tmp_path):
+    """Return a file for the pid of a daemon that hangs. The keepers of this test wait only briefly
+    for it, and for what does not end.
+    """
+    file = tmp_path / "hanging"
     set_limits(
         monkeypatch,
-        "mps_keeper.LAST_CLIENTS_LIMIT = mps_keeper.ANOTHER_USER_LIMIT = 0.3; "
-        "mps_daemon.ANSWER_LIMIT = 2.5; "
-        "mps_daemon.FrontEnd.ask.__defaults__ = (2.5,)",
+        "mps_keeper.LAST_CLIENTS_LIMIT = mps_keeper.ANOTHER_USER_LIMIT = 0.3",
+        f"mps_daemon.ANSWER_LIMIT = Patience(1.0, {str(file)!r})",
     )
+    return file
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("hanging")
 def test_a_client_that_does_not_end_ends_with_its_daemon(agents, base, clients):
     agent = agents()
     pipes = agent.prepare(0, ONE)["GPU-1"]
@@ -372,24 +416,25 @@ def test_a_client_that_does_not_end_ends_with_its_daemon(agents, base, clients):
     assert send(client, "synchronize") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
-@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_daemon_that_is_killed_or_hangs_is_replaced(agents, base, clients, signum):
+def test_a_daemon_that_is_killed_or_hangs_is_replaced(agents, base, clients, hanging, signum):
     agent = agents()
     pipes = agent.prepare(0, ONE)["GPU-1"]
     end(clients(pipes))
     (server,) = ask(pipes, "get_server_list")
     daemon = daemon_of(pipes)
+    hanging.write_text(str(daemon.pid))
     daemon.send_signal(signum)
     agent.prepare(1, ONE)
     assert gone(daemon.pid)
     assert gone(int(server))
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_a_daemon_that_hangs_at_the_end(agents, base):
+def test_a_daemon_that_hangs_at_the_end(agents, base, hanging):
     agent = agents()
-    daemon_of(agent.prepare(0, ONE)["GPU-1"]).suspend()
+    daemon = daemon_of(agent.prepare(0, ONE)["GPU-1"])
+    hanging.write_text(str(daemon.pid))
+    daemon.suspend()
     agent.keeper.close()
     assert not of_mps()
     assert list(base.iterdir()) == []
@@ -493,8 +538,10 @@ def test_nothing_outlives_a_killed_keeper(agents, base, clients):
 
 LAUNCH = """
 import sys, time
+import pytest
 sys.path[:0] = sys.argv[1:]
-from test_mps import Agent, ONE
+from test_mps import Agent, ONE, set_limits
+set_limits(pytest.MonkeyPatch())
 agent = Agent("8.0")
 print(agent.prepare(0, ONE)["GPU-1"], agent.pid, flush=True)
 time.sleep(600)
@@ -787,7 +834,7 @@ def test_a_foreign_daemon_that_serves_another_user_is_waited_for(agents, foreign
 
 
 @root
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("hanging")
 def test_a_foreign_daemon_that_serves_another_user_for_long(agents, foreign, a_stranger):
     pipes = foreign()
     a_stranger(pipes)

@@ -17,11 +17,13 @@ from random import Random
 
 import psutil
 import pytest
-from serving import gone, python, sh, wait_for
+from serving import LIMIT, gone, python, sh, wait_for
 from templates import PATH, Warm, WithTorch, eventually
 
+from hpclaunch.system.processes import fork_server_client
 from hpclaunch.system.processes.fork_server_client import SITE
-from hpclaunch.worker.fork_server_messages import Kill, KillIdle, Stop
+from hpclaunch.system.shared import helper
+from hpclaunch.worker.fork_server_messages import Kill, Stop
 from surroundings import LIGHT_TORCH, PRELOADED
 
 pytestmark = pytest.mark.starts
@@ -32,6 +34,27 @@ def client(tmp_path, request):
     client = Warm(tmp_path, [] if request.node.get_closest_marker("torch") else [LIGHT_TORCH])
     yield client
     client.server.close()
+
+
+def set_limits(monkeypatch, statements):
+    """Have the fork server of this test run these statements first."""
+    before = (
+        "import json, sys; sys.path += json.loads(sys.argv[1]); "
+        f"from hpclaunch.worker import starting, template_client; {statements}; "
+    )
+    monkeypatch.setattr(helper, "_PROGRAM", before + helper._PROGRAM)
+
+
+@pytest.fixture
+def _impatient(monkeypatch):
+    """Have the fork server wait only briefly for a template that hangs."""
+    set_limits(monkeypatch, "template_client.LIMIT = 2.0; starting.FORK_LIMIT = 1.0")
+
+
+@pytest.fixture
+def _patient(monkeypatch):
+    """Have the fork server wait for a template for as long as a busy machine may take."""
+    set_limits(monkeypatch, f"starting.FORK_LIMIT = {LIMIT}")
 
 
 @pytest.fixture(scope="module")
@@ -575,6 +598,7 @@ def test_nobody_waits_for_a_successor_of_a_round_that_runs(client, packages):
     assert client.round() == [""]  # a start takes what there is
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_start_does_not_wait_for_ever(client, packages):
     """A module may hang in the template; the worker imports it itself, or hangs as well."""
     (packages / "slow.py").write_text(
@@ -657,6 +681,7 @@ def test_a_stop_while_torch_is_imported(client, slow_torch):
     assert not client.path(0, "out").exists()
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_stop_while_workers_are_forked(client):
     """Every worker stops, even one that has no handlers yet."""
     client.prepare(
@@ -671,6 +696,7 @@ def test_a_stop_while_workers_are_forked(client):
         client.until("gone")
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_stop_while_the_template_hangs(client):
     """The template is ended, and forks no worker afterwards."""
     client.prepare("print('started')\n")
@@ -699,7 +725,9 @@ def test_a_template_that_is_suspended_takes_a_large_request(client, store):
     assert client.path(0, "out").read_text() == "100000\n"
 
 
-def test_the_agent_dies_while_the_template_hangs(client):
+@pytest.mark.usefixtures("_impatient")
+def test_the_agent_dies_while_the_template_hangs(client, monkeypatch):
+    monkeypatch.setattr(fork_server_client, "GONE_LIMIT", LIMIT)
     client.prepare("print('started')\n")
     template = client.ready().template()
     template.suspend()
@@ -768,7 +796,7 @@ def test_idle_workers_are_ended_and_busy_ones_left(client):
         """Whatever the machine does meanwhile: one of the workers is busy between two looks."""
         written = {os.stat(scratch).st_mtime_ns}
         eventually(lambda: len(written) > 2 or written.add(os.stat(scratch).st_mtime_ns))
-        client.server.send(KillIdle())
+        client.kill_idle()
         if select.select([client.server], [], [], 0.5)[0]:
             client.hear()
 
@@ -812,7 +840,7 @@ def test_a_store_for_every_round(client, now, warm):
         assert client.until("exit")["code"] == 0, client.path(0).read_text()
         client.until("gone")
     assert client.path(0, "out").read_text() == "False\nFalse\n"
-    assert len(client.others()) == 2  # the template, and the last store
+    eventually(lambda: len(client.others()) == 2)  # the template, and the last store
 
 
 def test_nobody_pays_for_a_store_that_nobody_uses(client):

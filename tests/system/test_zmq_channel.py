@@ -21,8 +21,19 @@ MAX = 1 << 16
 
 @pytest.fixture
 def keys():
-    """Return the keys of a separate job, so that concurrent tests never meet."""
-    return zmq_channel.derive(SECRET, f"{os.getpid()} {time.monotonic_ns()}")
+    """Return the keys of a separate job, so that concurrent tests never meet. All of its ports are
+    free.
+    """
+    while True:
+        keys = zmq_channel.derive(SECRET, f"{os.getpid()} {time.monotonic_ns()}")
+        if all(map(is_free, keys.ports)):
+            return keys
+
+
+def is_free(port):
+    with contextlib.suppress(OSError), socket.create_server(("", port)):
+        return True
+    return False
 
 
 class Wiring:

@@ -20,7 +20,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-SOON = timedelta(seconds=60)
+SOON = timedelta(seconds=200)
 
 def meet(name):
     # No group was made in this store: gloo would find the last one's addresses.

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falling_asleep import until_asleep
-from hpclaunch.worker import progress_watch
+from hpclaunch.worker import evidence, progress_watch, stack_questions
 from hpclaunch.worker.evidence import Evidence
 from hpclaunch.worker.fork_server_messages import Offered, Unhandled, Unheard
 from hpclaunch.worker.progress_watch import ProgressWatch, Watched
@@ -33,6 +33,31 @@ pytestmark = pytest.mark.starts
 LIMIT = 60  # seconds; far more than any of this takes
 QUIET = "import time; time.sleep(600)"
 STARTED = "print('up', flush=True)"
+
+
+class SteppedClock:
+    """The module `time`, whose monotonic clock shows only the pauses that a test makes."""
+
+    def __init__(self):
+        self.now = time.monotonic()
+
+    def monotonic(self):
+        return self.now
+
+    def monotonic_ns(self):
+        return int(self.now * 1e9)
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return the clock of a watch, and of those who ask workers; request it before them."""
+    clock = SteppedClock()
+    for module in (evidence, progress_watch, stack_questions):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -271,16 +296,19 @@ def test_what_its_children_do_counts(watch, worker):
 
 def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
     process = worker(QUIET)
-    its, gaps = watch.pages[0], []
+    its, gaps, times = watch.pages[0], [], []
     for number, pause in ((1, 0.0), (2, 0.3), (4, 0.2)):
         time.sleep(pause)
-        its.numbers[layout.STEP], its.times[layout.TIME] = number, time.monotonic()
+        times.append(time.monotonic())
+        its.numbers[layout.STEP], its.times[layout.TIME] = number, times[-1]
         report = watch.look({0: process.pid})
         assert report.steps == [number]
         gaps.append(report.gap)
+    first, second, third = times
     assert gaps[0] == 0
-    assert 0.3 <= gaps[1] < 10
-    assert 0.1 <= gaps[2] < 10  # of two steps: the mean
+    assert gaps[1] == second - first
+    assert gaps[2] >= (third - second) / 2  # of two steps: the mean
+    assert gaps[2] < third - second
 
 
 def test_a_process_is_still_since_its_last_step(watch, worker):
@@ -363,35 +391,38 @@ def test_the_tree_of_a_process_that_has_ended_is_itself():
     assert tree(process.pid) == [process.pid]
 
 
-def test_a_question_without_an_answer_is_no_sign_of_life(watch, worker, monkeypatch):
+def test_a_question_without_an_answer_is_no_sign_of_life(clock, watch, worker, monkeypatch):
     monkeypatch.setattr(progress_watch, "LATE", 1.0)
     process = worker("while True: pass")
-    before = looks(watch, process)[-1].still
+    for _ in range(6):
+        clock.now += 0.1
+        before = watch.look({0: process.pid}).still
     numbers = watch.pages[0].numbers
     numbers[layout.RESPONDER] = numbers[layout.ANSWERER] = process.pid
     for pause in Evidence(watch).ask({0: process.pid}):
-        time.sleep(pause)
+        clock.now += pause
     assert watch.look({0: process.pid}, at_once=True).still >= before + 1
 
 
 @pytest.mark.parametrize(
     ("ago", "moved"), [(0.0, True), (1.0, True), (600.0, False), (-60.0, False), ("?", False)]
 )
-def test_a_collective_that_has_begun_is_a_sign_of_life(watch, worker, ago, moved):
+def test_a_collective_that_has_begun_is_a_sign_of_life(clock, watch, worker, ago, moved):
     """One of NCCL within a node moves nothing else that is seen."""
     process = worker(QUIET)
-    still = looks(watch, process, pause=0.5)[-1].still
-    before = time.monotonic() - still
+    for _ in range(6):
+        clock.now += 0.5
+        still = watch.look({0: process.pid}).still
+    before = clock.now - still
     created = "?" if ago == "?" else time.time_ns() - int(ago * 1e9)
     line = json.dumps({"entries": [{"time_created_ns": 1}, {"time_created_ns": created}]})
     for pause in Evidence(watch).ask({0: process.pid}):
         with open(watch.pages[0].place.records, "ab", closefd=False) as records:
             records.write(f"{line}\n".encode())
-        time.sleep(pause)
+        clock.now += pause
     for _ in range(2):
-        now = time.monotonic()
-        after = now - watch.look({0: process.pid}, at_once=True).still
-        assert (after > before) == moved
+        after = clock.now - watch.look({0: process.pid}, at_once=True).still
+        assert (after > before + 0.1) == moved
 
 
 def test_an_answer_that_nobody_could_pass_on_is_none(watch):

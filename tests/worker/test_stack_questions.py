@@ -5,15 +5,23 @@ import subprocess
 import sys
 
 import pytest
-from progress_server import HOOKS, python
+from progress_server import HOOKS, LIMIT, python
 
 from hpclaunch.agent.evidence import state_of
-from hpclaunch.worker import evidence
+from hpclaunch.worker import evidence, stack_questions
 from hpclaunch.worker.site._hpclaunch_layout import RESPONDER, SIGNAL
 from hpclaunch.worker.worker_processes import is_traced
 from surroundings import LIGHT_TORCH
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Wait for the answers of workers for as long as a busy machine may take."""
+    for name in ("LIMIT", "LONGEST", "TRYING", "FORKED"):
+        monkeypatch.setattr(evidence, name, float(LIMIT))
+    monkeypatch.setattr(stack_questions, "LONGEST", float(LIMIT))
 
 
 def stacks_of(server, command, cwd, forks=None):
@@ -30,6 +38,7 @@ while not progress._slot.numbers[{RESPONDER}]: time.sleep(0.001)
 """
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("before", ["", ANSWERS], ids=["does not answer", "answers"])
 def test_stacks_of_all_threads_while_native_code_holds_the_lock(
     server, forks_or_none, tmp_path, before
@@ -55,6 +64,7 @@ holds()
     assert found["stacks"].rstrip().endswith("in <module>")
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["CDLL", "PyDLL"])
 def test_stacks_while_the_kernel_holds_up_the_main_thread(server, forks, tmp_path, kind):
     """The state is that of a read from a stalled file system. The main thread has released the
@@ -107,6 +117,10 @@ def test_no_worker_dies_of_a_question(server, forks, tmp_path, monkeypatch, trai
         text += ANSWERS
     text = text.replace("PAUSE", str(pause)) + "waits()"
     monkeypatch.setattr(evidence, "TRYING", evidence.SPINNING)
+    if trains:
+        monkeypatch.setattr(evidence, "LIMIT", float(LIMIT))
+        for module in (evidence, stack_questions):
+            monkeypatch.setattr(module, "LONGEST", float(LIMIT))
     process = server.start(text, tmp_path, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     for _ in range(20):
@@ -117,6 +131,7 @@ def test_no_worker_dies_of_a_question(server, forks, tmp_path, monkeypatch, trai
             assert " in runs\n" in stacks
 
 
+@pytest.mark.usefixtures("patient")
 def test_forked_processes_come_after_the_worker(server, forks, tmp_path):
     text = """
 import os, torch, time
@@ -144,6 +159,7 @@ waits()
     assert sum(" in __getitem__\n" in text for _, text in found["forked"]) == 1
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_main_thread_of_many(server, forks, tmp_path):
     """faulthandler writes the stacks of a hundred threads at most, the main one last."""
     text = """
@@ -160,6 +176,7 @@ waits()
     assert state_of(found).place == "train.py:9, waits"
 
 
+@pytest.mark.usefixtures("patient")
 def test_descriptors_have_the_numbers_that_they_have_without_us(server, tmp_path):
     text = f"""
 import os, sys
@@ -176,6 +193,7 @@ print(os.dup(0) == lowest)
     assert server.processes[0].communicate("\n")[0] == "True\n"
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_process_that_trains_answers_for_a_launcher_of_the_scripts(server, tmp_path):
     text = f"""
 import sys, time
@@ -234,6 +252,7 @@ def test_a_handler_that_the_script_sets_is_called(server, tmp_path):
     assert server.processes[0].stdout.readline() == "mine\n"
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_script_that_a_debugger_has_stopped(server, tmp_path):
     text = """
 import pdb
@@ -282,6 +301,7 @@ def test_who_looks_at_a_worker_for_a_moment_debugs_nothing(tmp_path, name, debug
         assert is_traced(looked_at.pid) == debugs
 
 
+@pytest.mark.usefixtures("patient")
 def test_few_descriptors(server, tmp_path):
     text = "import time\nprint('there', flush=True)\ntime.sleep(1000)"
     command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *python(tmp_path, text)]

@@ -20,12 +20,25 @@ from test_format_torch_save import save
 
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.model import Look
-from hpclaunch.system.checkpoints import finding
+from hpclaunch.system.checkpoints import finding, reading
 from hpclaunch.system.checkpoints import service as service_module
 from hpclaunch.system.checkpoints.client import CheckpointServiceClient
 from hpclaunch.system.checkpoints.messages import Begun, Failed, Looked, Search, Searched, Watch
 from hpclaunch.system.checkpoints.reading import CheckpointReading, ResultCache
 from hpclaunch.system.checkpoints.service import CheckpointService
+from hpclaunch.system.shared import helper
+
+PATIENT = (
+    "import json, sys; sys.path += json.loads(sys.argv[1]); "
+    "from hpclaunch.system.checkpoints import service; service.AHEAD = 1000.0; "
+)
+
+
+@pytest.fixture(autouse=True)
+def _there_is_time(monkeypatch):
+    """Let there be time to read every checkpoint, however busy the machine is."""
+    monkeypatch.setattr(service_module, "AHEAD", 1000.0)
+    monkeypatch.setattr(helper, "_PROGRAM", PATIENT + helper._PROGRAM)
 
 
 @pytest.fixture
@@ -119,12 +132,16 @@ def test_a_checkpoint_that_could_not_be_read_is_not_accepted_the_next_time(tmp_p
     save(tmp_path / "epoch-1.pt", at=100)
     server = CheckpointService(str(tmp_path), (), "", "auto")
     (found,) = server.search([])
-    monkeypatch.setattr(service_module, "AHEAD", 0.1)
+    ahead = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
 
     def fail(*_):
-        time.sleep(0.2)
+        nonlocal ahead
+        ahead += 2 * service_module.AHEAD
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    for module in (service_module, reading):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(os, "pread", fail)
     for _ in range(2):
         assert os.strerror(errno.EIO) in server.read(found).wrong

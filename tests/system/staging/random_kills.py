@@ -30,6 +30,8 @@ from hpclaunch.system.staging import messages  # noqa: E402
 from hpclaunch.system.staging.client import StagingClient  # noqa: E402
 from hpclaunch.system.staging.stage_directory import StageDirectory  # noqa: E402
 
+LIMIT = 120.0  # seconds; far more than any of this takes
+
 
 class Script(threading.Thread):
     """A script that saves in memory, step after step."""
@@ -53,7 +55,7 @@ class Script(threading.Thread):
             return list(self.versions)
 
 
-def eventually(holds: Callable[[], object], limit: float = 60.0) -> None:
+def eventually(holds: Callable[[], object], limit: float = LIMIT) -> None:
     """Wait until something holds."""
     until = time.monotonic() + limit
     while not holds():
@@ -61,7 +63,7 @@ def eventually(holds: Callable[[], object], limit: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def wait_for(client: StagingClient, kind: type | tuple[type, ...], limit: float = 60.0) -> object:
+def wait_for(client: StagingClient, kind: type | tuple[type, ...], limit: float = LIMIT) -> object:
     """Return the next reply of a kind; None if the process is lost."""
     until = time.monotonic() + limit
     while time.monotonic() < until and not client.lost:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from random_kills import eventually, wait_for
+from random_kills import LIMIT, eventually, wait_for
 from saving_scripts import picture, write
 from stalling_storage import CALLS, stalling_storage
 
@@ -91,7 +91,7 @@ def test_without_its_agent_a_stager_ends_even_while_storage_stalls(stagers, monk
     stagers.clients[2] = client = stagers.start(directory)
     wait_for(client, messages.Listening)
     client._lines.close()
-    assert client._process.wait(20) == 0
+    assert client._process.wait(LIMIT) == 0
     assert not Path(directory.path).parent.exists()
 
 
@@ -150,20 +150,20 @@ def test_storage_that_hangs_holds_up_nothing_in_memory(tmp_path, call):
         storage.stall(*() if call == "all" else (call,))
         save(stagers.stage(2), 2)
         kept = stagers.stage(0).parent / "kept"
-        eventually(lambda: [*kept.rglob("step-2/.complete")], 20)
+        eventually(lambda: [*kept.rglob("step-2/.complete")])
         time.sleep(1.5)  # another look
         leader.send(messages.Search(2))
-        found = wait_for(leader, messages.Searched, 20).found
+        found = wait_for(leader, messages.Searched).found
         newest = str(stagers.storage / "step-2")
         assert [(each.path, each.lacks) for each in found] == [(newest, None)]
         saved, killed = picture(stagers.stage(2) / "step-2"), stagers.clients[2]._process
         stagers.lose(2)
         leader = stagers.lead(0)
         leader.send(messages.Restore(3, nodes=(0, 1)))
-        assert wait_for(leader, messages.Restored, 20).path == ""
+        assert wait_for(leader, messages.Restored).path == ""
         assert [picture(stagers.stage(i) / "step-2") for i in (0, 1)] == [saved] * 2
         storage.release()
-        killed.wait(20)  # it could not end during a call
+        killed.wait(LIMIT)  # it could not end during a call
         leader.send(messages.Flush(4))
         assert wait_for(leader, messages.Flushed) == messages.Flushed(4, (), "")
         assert picture(storage.source / "ckpt" / "step-2") == saved

@@ -121,7 +121,7 @@ def test_only_orphans_of_the_same_storage_directory_are_awaited(base):
     waiting.join(0.2)
     assert waiting.is_alive()
     os.close(lock)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 

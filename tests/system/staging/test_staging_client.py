@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from random_kills import eventually, wait_for
+from random_kills import LIMIT, eventually, wait_for
 from saving_scripts import SCRIPTS, picture, write
 from stalling_storage import stalling_storage
 
@@ -70,7 +70,7 @@ def test_after_the_end_of_its_agent_it_saves_what_is_left(client, directory, sto
     (stage / "log").write_text("the end")
     expected = picture(stage)
     client._lines.close()
-    client._process.wait(120)
+    client._process.wait(LIMIT)
     assert picture(storage) == expected
     assert not stage.parent.exists()
 
@@ -93,7 +93,7 @@ def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
         assert not select.select([client], [], [], 2)[0]
         orphan._process.send_signal(signal.SIGCONT)
         assert wait_for(client, messages.Restored).path == str(storage / "step-1.pt")
-        orphan._process.wait(120)
+        orphan._process.wait(LIMIT)
     finally:
         orphan._process.kill()
 
@@ -106,7 +106,7 @@ def test_a_fault_of_its_own_is_shown(directory, storage, monkeypatch, capfd):
     )
     monkeypatch.setattr(helper, "_PROGRAM", fault + helper._PROGRAM)
     with contextlib.closing(StagingClient(str(storage), directory.path, (), "", "auto")) as client:
-        assert client._process.wait(20) == 1
+        assert client._process.wait(LIMIT) == 1
         assert "FileNotFoundError" in capfd.readouterr().err
 
 
@@ -180,7 +180,7 @@ def test_storage_that_hangs_does_not_keep_memory_full(tmp_path):
             storage.stall()
             write(stage / "step-3.pt", 3, more=os.urandom(1 << 20))
             # Room is made for another one.
-            eventually(lambda: not (stage / "step-1.pt").exists(), 20)
+            eventually(lambda: not (stage / "step-1.pt").exists())
             storage.release()
             assert wait_for(client, messages.Drained).step == 3
         directory.remove()

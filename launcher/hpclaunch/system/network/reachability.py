@@ -69,8 +69,10 @@ def probe(
             elif s is not None:
                 s.close()
         deadline = time.monotonic() + timeout
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(left * 1000):
+        # After the deadline, too, look for answers that have come: this process may have waited for
+        # a CPU.
+        while waiting and (ready := poll.poll(1000 * max(0.0, deadline - time.monotonic()))):
+            for fd, _ in ready:
                 poll.unregister(fd)
                 s, target = waiting.pop(fd)
                 with s:
