@@ -29,7 +29,7 @@ class Until(float):
 
 
 class Patience(float):
-    """A limit that is short while a process is stopped whose pid is in a file, and LONG else."""
+    """A limit that is short while the process whose pid is in a file is stopped, otherwise LONG."""
 
     def __new__(cls, seconds: float, file: str) -> Patience:
         made = super().__new__(cls, seconds)

@@ -210,10 +210,8 @@ class Cluster:
         return hosts.processes(where, rf"^(?!{NOT_JOBS}).*(?:{pattern})")
 
     def process(self, pattern: str, host: str = "") -> Process:
-        """Return the only such process of jobs, on all nodes or on one.
-
-        Wait while there are several: a child has the command line of its parent until it executes
-        a program of its own.
+        """Return the only such process of jobs, on all nodes or on one, once there is only one: a
+        child has the command line of its parent until it executes a program of its own.
         """
         found: list[Process] = []
 

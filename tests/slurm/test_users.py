@@ -73,12 +73,13 @@ def test_a_secret_that_is_not_private_is_refused(
         path.chmod(mode)
         os.chown(path, pwd.getpwnam(owner).pw_uid, -1)
         srun = f"{secret.VARIABLE}={path} srun {SCRIPTS}/agent.sh --nproc 1 {SIMPLE}"
-        steps.append(f"mkdir {name}; cd {name}; {srun} 2>&1 | tee output; cd ..")
+        steps.append(f"mkdir {name}; cd {name}; {srun} >output 2>&1 || echo $? >>codes; cd ..")
     job = launch(srun="\n".join(steps), user=USER, directory=home, nodes=2)
     ended = job.wait()
     for name, (_, _, words) in secrets.items():
         step = Job(cluster, job.id, home / name, home / name / "output")
         assert step.codes == {0: 2, 1: 2}, str(ended)
+        assert (home / name / "codes").read_text() == "2\n"
         assert "hpclaunch: error: " in step.output
         assert f"the secret file {home / name}.key" in step.output
         assert words in step.output

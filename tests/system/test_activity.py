@@ -364,8 +364,10 @@ def _looks_at_one_that_sleeps(*fds):
         eventually("sleep", lambda: activity._sleeps(child.pid))
         others = {process.pid for process in psutil.Process().children()} - {child.pid}
         seen.begin([child.pid], others)
-        yield lambda: seen.idle([child.pid], others)
-        child.kill()
+        try:
+            yield lambda: seen.idle([child.pid], others)
+        finally:
+            child.kill()
 
 
 @pytest.mark.fuzz

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import LIMIT, gone
 
+from clocks import fast, statements
 from hpclaunch.system.network import death_inquiries, route
 from hpclaunch.worker import death_notices
 from hpclaunch.worker.notice_board import NoticeBoard
-from hurried_clock import hurried, statements
 from surroundings import talker
 
 KEY = b"k" * 32
@@ -70,7 +70,7 @@ server.close()
 
 @pytest.fixture
 def late(tmp_path):
-    """Return the file by which the time of a notice passes."""
+    """Return the file that makes the clock of a notice run fast."""
     return tmp_path / "late"
 
 
@@ -145,7 +145,7 @@ def test_the_fork_server_of_a_dead_agent_says_so(start, port, late):
     until_found(port, incarnation="first")
     assert not found(port, incarnation="second")
     assert not found(port, agent=4)
-    with hurried(late):
+    with fast(late):
         assert gone(agent.server)
 
 
@@ -163,7 +163,7 @@ def test_an_answer_has_the_number_of_the_last_question(start, port, late):
             wait = inquiries.next_deadline() - time.monotonic()
             select.select([inquiries], [], [], max(0.0, wait))
         assert dead == [(3, 2)]
-        with hurried(late):
+        with fast(late):
             assert gone(agent.server)
     finally:
         inquiries.close()

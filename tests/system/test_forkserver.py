@@ -12,6 +12,7 @@ import psutil
 import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
+from clocks import FAR, SPEED, fast, statements
 from falling_asleep import until_asleep
 from hpclaunch.system.shared import helper
 from hpclaunch.worker.fork_server_messages import (
@@ -25,7 +26,6 @@ from hpclaunch.worker.fork_server_messages import (
     Stop,
 )
 from hpclaunch.worker.messages import Message
-from hurried_clock import FAR, SPEED, hurried, statements
 
 pytestmark = pytest.mark.starts
 
@@ -250,20 +250,20 @@ def test_a_process_that_the_kernel_does_not_grant(tmp_path, warm):
 
 def test_a_lease_that_is_renewed(tmp_path, monkeypatch):
     """The one before ends while the workers run, and they run on."""
-    hurry = tmp_path / "hurry"
-    program = statements(hurry, "worker.worker_lease") + helper._PROGRAM
+    late = tmp_path / "late"
+    program = statements(late, "worker.worker_lease") + helper._PROGRAM
     monkeypatch.setattr(helper, "_PROGRAM", program)
     client = Client(tmp_path)
-    for _ in range(3):
-        client.server.send(Keep(time.monotonic() + FAR))
-    client.server.send(Keep(time.monotonic() + 1000 * FAR))
-    client.start(sh("sleep 600"))
-    with hurried(hurry):
-        time.sleep(2 * FAR / SPEED)
-        client.server.send(Query("vitals", 1))
-        client.until("answer")
-    assert client.events == []
-    client.server.close()
+    with contextlib.closing(client.server):
+        for _ in range(3):
+            client.server.send(Keep(time.monotonic() + FAR))
+        client.server.send(Keep(time.monotonic() + 1000 * FAR))
+        client.start(sh("sleep 600"))
+        with fast(late):
+            time.sleep(2 * FAR / SPEED)
+            client.server.send(Query("vitals", 1))
+            client.until("answer")
+        assert client.events == []
 
 
 def test_output_is_appended_never_overwritten(client):

@@ -288,7 +288,7 @@ def test_the_server_takes_clients_before_the_workers_start(
 
 @pytest.fixture
 def late(tmp_path):
-    """Return a file that makes limits be over."""
+    """Return the file whose existence ends the limits."""
     return tmp_path / "late"
 
 
@@ -336,6 +336,13 @@ def test_a_daemon_with_other_agents_clients_stays_if_an_agents_daemon_is_not_rea
     client.stdin.write("synchronize\n")
     client.stdin.close()
     assert client.stdout.read().strip() == "done"
+
+
+def until_stopped(process):
+    deadline = time.monotonic() + LIMIT
+    while process.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def until_ready(base):
@@ -425,6 +432,8 @@ def test_a_daemon_that_is_killed_or_hangs_is_replaced(agents, base, clients, han
     daemon = daemon_of(pipes)
     hanging.write_text(str(daemon.pid))
     daemon.send_signal(signum)
+    if signum == signal.SIGSTOP:
+        until_stopped(daemon)
     agent.prepare(1, ONE)
     assert gone(daemon.pid)
     assert gone(int(server))
@@ -435,6 +444,7 @@ def test_a_daemon_that_hangs_at_the_end(agents, base, hanging):
     daemon = daemon_of(agent.prepare(0, ONE)["GPU-1"])
     hanging.write_text(str(daemon.pid))
     daemon.suspend()
+    until_stopped(daemon)
     agent.keeper.close()
     assert not of_mps()
     assert list(base.iterdir()) == []

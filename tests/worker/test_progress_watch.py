@@ -36,16 +36,20 @@ STARTED = "print('up', flush=True)"
 
 
 class SteppedClock:
-    """The module `time`, whose monotonic clock shows only the pauses that a test makes."""
+    """The module `time`, whose clocks show only the pauses that a test makes."""
 
     def __init__(self):
         self.now = time.monotonic()
+        self._offset = time.time_ns() - self.monotonic_ns()
 
     def monotonic(self):
         return self.now
 
     def monotonic_ns(self):
         return int(self.now * 1e9)
+
+    def time_ns(self):
+        return self._offset + self.monotonic_ns()
 
     def __getattr__(self, name):
         return getattr(time, name)
@@ -414,7 +418,7 @@ def test_a_collective_that_has_begun_is_a_sign_of_life(clock, watch, worker, ago
         clock.now += 0.5
         still = watch.look({0: process.pid}).still
     before = clock.now - still
-    created = "?" if ago == "?" else time.time_ns() - int(ago * 1e9)
+    created = "?" if ago == "?" else clock.time_ns() - int(ago * 1e9)
     line = json.dumps({"entries": [{"time_created_ns": 1}, {"time_created_ns": created}]})
     for pause in Evidence(watch).ask({0: process.pid}):
         with open(watch.pages[0].place.records, "ab", closefd=False) as records:

@@ -41,11 +41,19 @@ def test_what_it_does_more_than_others(more, why):
 
 
 @pytest.mark.parametrize(
-    ("lateness", "why"), [(0.1, "it waits for a CPU for 9%"), (0.19, UNKNOWN), (0.4, UNKNOWN)]
+    ("more", "lateness", "why"),
+    [
+        ({"queued": 0.1}, 0.1, "it waits for a CPU for 9%"),
+        ({"queued": 0.1}, 0.19, UNKNOWN),
+        ({"queued": 0.1}, 0.4, UNKNOWN),
+        ({"throttled": 0.25, "queued": 0.41}, 0.5, "the CPU quota of its cgroup stops it for 25%"),
+        ({"cpu": 0.8, "queued": 0.1, "blocked": 0.11}, 0.3, "it waits for storage for 11%"),
+        ({"cpu": 0.3, "queued": 0.1}, 0.3, UNKNOWN),
+    ],
 )
-def test_a_cause_explains_half_of_the_lateness(lateness, why):
+def test_what_is_visible_explains_half_of_the_lateness(more, lateness, why):
     """A busy node makes each of its ranks wait for a CPU at times."""
-    found = cause(samples(queued=0.1), 1, 2, lateness)
+    found = cause(samples(**more), 1, 2, lateness)
     assert found.words.startswith(why)
     assert found.outer == (why != UNKNOWN)
 

@@ -18,6 +18,7 @@ from test_damage import PICKLES, legacy
 from test_format_dcp import dcp_save
 from test_format_torch_save import save
 
+from clocks import AheadClock
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.model import Look
 from hpclaunch.system.checkpoints import finding, reading
@@ -132,12 +133,10 @@ def test_a_checkpoint_that_could_not_be_read_is_not_accepted_the_next_time(tmp_p
     save(tmp_path / "epoch-1.pt", at=100)
     server = CheckpointService(str(tmp_path), (), "", "auto")
     (found,) = server.search([])
-    ahead = 0.0
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    clock = AheadClock()
 
     def fail(*_):
-        nonlocal ahead
-        ahead += 2 * service_module.AHEAD
+        clock.ahead += 2 * service_module.AHEAD
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     for module in (service_module, reading):

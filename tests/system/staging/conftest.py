@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from clocks import AheadClock
 from hpclaunch.system.staging import copying, draining, gathering, looking
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
@@ -20,19 +20,6 @@ def _rare_looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """
     if request.node.get_closest_marker("starts") is None:
         monkeypatch.setattr(looking, "PERIOD", 3600.0)
-
-
-class AheadClock:
-    """The module `time`, for those who wait for storage. Tests let minutes pass at once."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(time, name)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from hpclaunch.system.staging.node import StageNode
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[2]))
-    from hurried_clock import HurriedClock
+    from clocks import FastClock
 
-    stage, storage, key, silence, hurry = sys.argv[1:]
+    stage, storage, key, silence, late = sys.argv[1:]
     remote_node.SILENCE = float(silence)
-    remote_node.time = HurriedClock(hurry)
+    remote_node.time = FastClock(late)
     sys.stdout.write(f"{mesh.Mesh(bytes.fromhex(key), StageNode(stage, storage)).port}\n")
     sys.stdout.flush()
     sys.stdin.read()

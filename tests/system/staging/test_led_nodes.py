@@ -1548,7 +1548,7 @@ def test_a_restore_that_takes_long_is_no_silence_of_storage(nodes, monkeypatch, 
 
 
 def test_a_newer_checkpoint_is_noticed_while_storage_stalls(nodes, monkeypatch):
-    """Storage is so slow that each look falls into the copy of a piece."""
+    """A look falls into the copy of a piece."""
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
     copied, todo, looks = copying._copy_span, [2], []
@@ -1600,14 +1600,20 @@ def test_a_checkpoint_that_is_being_published_is_restored(nodes, monkeypatch):
     stager = nodes.lead()
     write(nodes.stages[0] / "step-1.pt", 1)
     nodes.work(stager)
-    publish = draining.publish
+    publish, run, asked = draining.publish, copying.StorageThread.run, []
+
+    def count(self, work, *args, **more):
+        asked.append(work)
+        return run(self, work, *args, **more)
 
     def lose(*args, **more):
         nodes.lose(1)
+        asked.clear()
         stager.requests.pending.append(messages.Restore(4, (), (0, 2)))
-        eventually(lambda: not stager.requests.pending)  # it is being answered
+        eventually(lambda: asked)  # the restore asks storage
         publish(*args, **more)
 
+    monkeypatch.setattr(copying.StorageThread, "run", count)
     monkeypatch.setattr(draining, "publish", lose)
     monkeypatch.setattr(stager.memory, "replicate", lambda *_: None)
     write(nodes.stages[1] / "step-2.pt", 2)

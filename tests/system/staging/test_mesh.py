@@ -8,9 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 from random_kills import eventually
 from saving_scripts import picture
 
+from clocks import AheadClock, FastClock, fast
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import StagedFile
@@ -46,7 +45,6 @@ from hpclaunch.system.staging.orders import (
     packed,
 )
 from hpclaunch.system.staging.publishing import DRAFT, draft
-from hurried_clock import HurriedClock, hurried
 
 KEY = b"k" * 32
 LONG = 120.0  # seconds; a test that needs them fails
@@ -95,8 +93,8 @@ def spawn(tmp_path, storage):
         def started(name):
             (tmp_path / name / "ckpt").mkdir(parents=True, exist_ok=True)
             program = str(Path(__file__).with_name("mesh_peer.py"))
-            hurry = str(tmp_path / f"{name}-hurry")
-            words = [str(tmp_path / name / "ckpt"), storage, KEY.hex(), str(SILENCE), hurry]
+            late = str(tmp_path / f"{name}-late")
+            words = [str(tmp_path / name / "ckpt"), storage, KEY.hex(), str(SILENCE), late]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             process = stack.enter_context(
                 subprocess.Popen([sys.executable, program, *words], **pipes)
@@ -207,20 +205,19 @@ def slow_copy(monkeypatch):
 
 
 @pytest.fixture
-def ahead(monkeypatch):
-    """Return a list with the seconds by which the clock of those who wait for a peer is ahead."""
-    ahead = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+def clock(monkeypatch):
+    """Return the clock of those who wait for a peer."""
+    clock = AheadClock()
     monkeypatch.setattr(remote_node, "time", clock)
     monkeypatch.setattr(remote_node, "SILENCE", SILENCE)
     monkeypatch.setattr(mesh_module, "SAY", 0.1)
-    return ahead
+    return clock
 
 
-def test_a_copy_may_take_longer_than_a_peer_may_be_silent(ahead, copying):
+def test_a_copy_may_take_longer_than_a_peer_may_be_silent(clock, copying):
     for _ in range(4):
         done = copying.done_bytes
-        ahead[0] += SILENCE / 2
+        clock.ahead += SILENCE / 2
         eventually(lambda done=done: copying.done_bytes > done)
     copying.hurry(on=True)
     assert copying.result(LONG) is None
@@ -405,17 +402,17 @@ def test_a_source_that_is_killed(leader, spawn, tmp_path):
 @pytest.mark.starts
 def test_a_source_that_is_stopped(leader, spawn, tmp_path, monkeypatch):
     """A node that is silent fails what waits for it, and serves again once it continues."""
-    hurry, of_two = tmp_path / "leader-hurry", tmp_path / "two-hurry"
+    late, of_two = tmp_path / "leader-late", tmp_path / "two-late"
     monkeypatch.setattr(remote_node, "SILENCE", SILENCE)
-    monkeypatch.setattr(remote_node, "time", HurriedClock(hurry))
+    monkeypatch.setattr(remote_node, "time", FastClock(late))
     large(tmp_path / "one" / "ckpt" / "model.pt", 8 * PIECE)
     (process, port), (_, other) = spawn("one"), spawn("two")
     one, two = lead(leader, port, other)
     wanted = tuple(Transfer(0, e, 1) for e in files(one.ask(Look()).result(LONG)))
     os.kill(process.pid, signal.SIGSTOP)
-    with hurried(of_two), pytest.raises(TimeoutError, match="no answer"):
-        two.ask(Fetch(wanted)).result(LONG)  # this one is alive, and says so meanwhile
-    with hurried(hurry):
+    with fast(of_two), pytest.raises(TimeoutError, match="no answer"):
+        two.ask(Fetch(wanted)).result(LONG)
+    with fast(late):
         with pytest.raises(TimeoutError, match="no answer"):
             one.ask(Look()).result(LONG)
         with pytest.raises(TimeoutError, match="no answer"):

@@ -9,7 +9,7 @@ from ..protocol.values import value
 from .arrivals import lower_median
 from .lateness import Late
 
-PART = 0.5  # share of a lateness that its cause explains at least
+PART = 0.5  # least share of a lateness that what is visible explains
 SLOW = 0.9  # share of the others' clock rate
 FAR = 5.0  # multiples of the usual delay to other nodes
 LEAST_FAR = 0.001  # seconds
@@ -25,7 +25,7 @@ WORDS = {
 }
 SLOWED = "its CPU runs at {:.1f} GHz, the others' at {:.1f} GHz: it is throttled, or an older model"
 UNKNOWN = (
-    "it waits, but not for a CPU or a disk: perhaps for a data loader, a lock or another machine"
+    "it waits, mostly not for a CPU or a disk: perhaps for a data loader, a lock or another machine"
 )
 
 
@@ -36,7 +36,9 @@ class Cause:
 
 
 def cause(samples: Mapping[int, Sample], late: Late) -> Cause:
-    """Return what late ranks spend more time on than others, if that explains their lateness."""
+    """Return what late ranks spend most of their additional time on, if what is visible of that
+    explains their lateness.
+    """
     loads = {load.rank: load for sample in samples.values() for load in sample.loads}
     own = {load.rank for load in samples[late.agent].loads}
     ranks = own if late.rank == NO_RANK else own & {late.rank}
@@ -51,7 +53,7 @@ def cause(samples: Mapping[int, Sample], late: Late) -> Cause:
         "cpu": more.cpu,
     }
     what = max(shares, key=lambda what: shares[what])
-    if shares[what] >= PART * late.seconds / late.pace:
+    if sum(max(0.0, share) for share in shares.values()) >= PART * late.seconds / late.pace:
         slowed = _slowed(loads, ranks, others) if what == "cpu" else ""
         return Cause(slowed or WORDS[what].format(getattr(more, what)), what in OUTER)
     spins = min(loads[rank].cpu for rank in ranks) >= SPINS
