@@ -31,8 +31,8 @@ TEST_LIMIT = 4 * LIMIT  # seconds for a test and its fixtures
 # Options of elastic jobs in which the hosts themselves confirm each death. No agent is lost because
 # a busy machine keeps it silent.
 PATIENT = ("--loss-timeout", 30)
-# On a busy machine, agents may start long after one another: no line says so. The last lines of jobs
-# are waited for.
+# On a busy machine, agents may start long after one another: no line says so. The last lines of
+# jobs are waited for.
 CALM = {"first_notice": LIMIT, "agent.logs.LINES_LIMIT": 60.0}
 # n2 is first in line, but on a busy machine it may not answer in time.
 NEW_HEAD = re.compile(r"hpclaunch: the head on n1 was lost: n[23] leads now")
