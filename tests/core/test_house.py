@@ -111,7 +111,7 @@ BUILT_ON = {"system.staging": {"system.checkpoints", "system.network"}}
 
 @dataclass
 class Uses:
-    """What one file uses of others."""
+    """The names that one file uses of others."""
 
     imports: list[str] = field(default_factory=list)  # dotted paths; within functions, too
     for_types: list[str] = field(default_factory=list)  # those that only type checkers see
