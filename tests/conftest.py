@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import surroundings
+from hpclaunch.system.shared import helper
 from process_starts import StartWatch, is_marked
 
 settings.register_profile(
@@ -121,6 +122,14 @@ def _missing(call: pytest.CallInfo[None]) -> str:
 def _surroundings() -> None:
     """Export variables in the processes that run tests, but not in pytest-xdist's main process."""
     surroundings.export_variables()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _helpers_are_waited_for() -> None:
+    """Wait for helpers that this process has killed. On a busy machine they may take longer to end
+    than an agent waits, and Python warns of each that nobody has waited for.
+    """
+    helper.ABANDON_LIMIT = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,6 @@ from hpclaunch.agent import evidence
 from hpclaunch.agent.errands import Errands
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.model import Answer, Evidence, Query, QueryKind
-from hpclaunch.system.shared import helper as helper_module
 from hpclaunch.system.shared.errands import (
     AskMps,
     Explain,
@@ -42,8 +41,7 @@ HANGS = "#!/bin/sh\n[ -e {0}/go ] && exec echo stack\ntouch {0}/begun\nexec slee
 
 
 @pytest.fixture
-def errands(monkeypatch):
-    monkeypatch.setattr(helper_module, "ABANDON_LIMIT", LIMIT)  # until all its processes are gone
+def errands():
     errands = Errands(lambda _: True)
     yield errands
     errands.close()

@@ -198,10 +198,7 @@ class Dance(Message):
     ],
     ids=["errands", "checkpoints", "logs", "gpus", "metrics"],
 )
-def test_a_message_that_a_helper_does_not_know_is_an_error_with_its_name(
-    start, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.setattr("hpclaunch.system.shared.helper.ABANDON_LIMIT", LIMIT)
+def test_a_message_that_a_helper_does_not_know_is_an_error_with_its_name(start, tmp_path, capfd):
     helper = start(tmp_path)
     helper._socket.setblocking(True)
     helper.send(Dance("me"))
