@@ -421,8 +421,9 @@ WRAPPERS = {
 def until_shells_wait(client):
     """Wait until each shell waits for its program, which may have begun before."""
     for process in psutil.Process(client.pid).children(recursive=True):
-        if process.name() in ("sh", "bash"):
-            until_asleep(process.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):  # shells start others, which end soon
+            if process.name() in ("sh", "bash"):
+                until_asleep(process.pid)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
