@@ -62,14 +62,10 @@ def fast(file: Path) -> Iterator[None]:
         file.unlink()
 
 
-def statements(file: Path, *modules: str) -> str:
-    """Return the statements that give these modules of a helper such a clock. Its program begins
-    with them.
-    """
-    here = str(Path(__file__).parent)
+def set_fast(file: Path, *modules: str) -> str:
+    """Return a statement that gives these modules of a helper such a clock."""
     names = ", ".join(f"import_module({'hpclaunch.' + module!r})" for module in modules)
     return (
-        f"import json, sys; sys.path += [*json.loads(sys.argv[1]), {here!r}]; "
         "from importlib import import_module; from clocks import FastClock; "
-        f"[setattr(each, 'time', FastClock({str(file)!r})) for each in [{names}]]; "
+        f"[setattr(each, 'time', FastClock({str(file)!r})) for each in [{names}]]"
     )

@@ -1,6 +1,5 @@
 """Settings for all tests: known surroundings, no deadlines for examples, and the order of files."""
 
-import _signal  # without enums: this is asked before and after each test
 import os
 import resource
 import shlex
@@ -136,10 +135,10 @@ def _helpers_are_waited_for() -> None:
 def _nothing_is_left_in_this_process() -> Iterator[None]:
     """Restore limits, signal handlers and variables that a test has changed in this process."""
     limit, environ = resource.getrlimit(resource.RLIMIT_NOFILE), _environ()
-    handlers = [_signal.getsignal(each) for each in SIGNALS]
+    handlers = {each: signal.getsignal(each) for each in SIGNALS}
     yield
-    for signum, handler in zip(SIGNALS, handlers, strict=True):
-        if handler is not None and _signal.getsignal(signum) is not handler:
+    for signum, handler in handlers.items():
+        if handler is not None and signal.getsignal(signum) is not handler:
             signal.signal(signum, handler)
     if resource.getrlimit(resource.RLIMIT_NOFILE) != limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)

@@ -9,7 +9,6 @@ import functools
 import re
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,7 +113,7 @@ class Uses:
     """The names that one file uses of others."""
 
     imports: list[str] = field(default_factory=list)  # dotted paths; within functions, too
-    for_types: list[str] = field(default_factory=list)  # those that only type checkers see
+    at_run_time: list[str] = field(default_factory=list)  # those that not only type checkers see
     of_signal: set[str] = field(default_factory=set)  # attributes of the module signal
     searches: list[int] = field(default_factory=list)  # lines that search in a text of ours
 
@@ -138,8 +137,8 @@ def uses(file: Path) -> Uses:
                 case ast.Compare() | ast.Call() if is_search(node):
                     found.searches.append(node.lineno)
         found.imports += names
-        if is_for_types(statement):
-            found.for_types += names
+        if not is_for_types(statement):
+            found.at_run_time += names
     return found
 
 
@@ -216,8 +215,7 @@ def test_core_uses_of_signal_only_its_names(file):
 def test_worker_files_stand_alone(file):
     """Python has nothing but its own library there, and in the user's, where the site's files
     are imported, of ours only what lies beside them."""
-    seen = Counter(imports(file)) - Counter(uses(file).for_types)
-    used = {name.split(".")[0] for name in seen}
+    used = {name.split(".")[0] for name in uses(file).at_run_time}
     foreign = used - set(sys.stdlib_module_names)
     if file.name == MEASUREMENT:
         assert foreign <= {"hpclaunch", "torch"}

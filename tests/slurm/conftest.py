@@ -160,6 +160,7 @@ class Launch(Protocol):
         srun: str = ...,
         after: str = ...,
         timing: Mapping[str, float] = ...,
+        usual: bool = ...,
         **options: Any,
     ) -> Job: ...
 
@@ -169,21 +170,21 @@ def launch(cluster: Cluster, tmp_path: Path) -> Launch:
     """Submit a job that starts hpclaunch with `args` on all nodes, in the test's own directory.
 
     `srun` is the command before `args`; by default it also records exit codes for `Job.codes`.
-    `after` is the rest of the job script. `timing` overrides time-outs; {} leaves the usual ones,
-    and the usual program.
+    `after` is the rest of the job script. `timing` overrides time-outs. `usual`: start the usual
+    program, whose time-outs are those of users.
     """
 
     def launch(
         *args: object,
         srun: str = f"srun {SCRIPTS}/agent.sh",
         after: str = "",
-        timing: Mapping[str, float] | None = None,
+        timing: Mapping[str, float] = {},
+        usual: bool = False,
         **options: Any,
     ) -> Job:
         command = f"{srun} {shlex.join(map(str, args))}\n{after}"
-        if timing is None or timing:
-            changed = CALM | dict(timing or {})
-            variables = timed.variables(cluster.env["PATH"], **changed)
+        if not usual:
+            variables = timed.variables(cluster.env["PATH"], **(CALM | dict(timing)))
             options["env"] = variables | options.get("env", {})
         return cluster.sbatch(command, **{"directory": tmp_path} | options)
 

@@ -136,7 +136,7 @@ def test_the_host_list_is_read_without_scontrol(launch: Launch, tmp_path: Path) 
     only = tmp_path / "bin"
     only.mkdir()
     srun = 'ln -s "$(command -v hpclaunch)" bin; srun env "PATH=$PWD/bin" hpclaunch'
-    job = launch("--nproc", 1, SIMPLE, srun=srun, nodes=2, timing={})
+    job = launch("--nproc", 1, SIMPLE, srun=srun, nodes=2, usual=True)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert [env["hostname"] for env in job.environments().values()] == ["n1", "n2"]

@@ -82,14 +82,14 @@ def test_tasks_without_slurms_variables(launch: Launch) -> None:
     """Each task trains on its own, as in a container with --cleanenv."""
     srun = 'srun env --ignore-environment "PATH=$PATH" "PYTHONPATH=$PYTHONPATH" hpclaunch'
     args = ["--nproc", 1, "--no-python", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
-    job = launch(*args, srun=srun, nodes=2, timing={})
+    job = launch(*args, srun=srun, nodes=2, usual=True)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert ended.output.count("rank 0 of 1\n") == 2
     for host in ("n1", "n2"):
         text = f"hpclaunch: the task of step {job.id}.0 on {host} has none of Slurm's variables"
         assert text in ended.output
-    ended = launch("--standalone", *args, srun=srun, nodes=2, timing={}).wait()
+    ended = launch("--standalone", *args, srun=srun, nodes=2, usual=True).wait()
     assert "hpclaunch:" not in ended.output
 
 

@@ -98,7 +98,7 @@ def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_only_documented_sockets_listen(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    more = {"env": {"OMP_NUM_THREADS": "1"}, "timing": {}}  # the process has the usual name
+    more = {"env": {"OMP_NUM_THREADS": "1"}, "usual": True}  # for the name of the process
     job = launch("--nproc", 1, tmp_path / "train.py", nodes=2, **more)
     eventually("two workers", lambda: len(list(tmp_path.glob("up-*"))) == 2)
     (port,) = {int(path.name.split("-")[2]) for path in tmp_path.glob("up-*")}

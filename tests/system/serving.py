@@ -113,6 +113,13 @@ def python(script):
     return [sys.executable, "-u", "-c", script]
 
 
+def eventually(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
 def wait_for(path):
     deadline = time.monotonic() + LIMIT
     while not path.exists() or not path.read_text().endswith("\n"):

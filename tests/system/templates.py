@@ -54,13 +54,6 @@ class Warm(Client):
         return [path.read_text() for path in paths[::2]]
 
 
-def eventually(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 # A script that reads another one, so that one template does for many.
 ANY = "import sys; exec(compile(open(sys.argv.pop(1)).read(), sys.argv[0], 'exec'))\n"
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import LIMIT, gone
 
-from clocks import fast, statements
+from clocks import fast, set_fast
+from helper_programs import program_after
 from hpclaunch.system.network import death_inquiries, route
 from hpclaunch.worker import death_notices
 from hpclaunch.worker.notice_board import NoticeBoard
@@ -44,8 +45,8 @@ MALFORMED = [
     ANSWER,  # to another question
 ]
 POSTED = (
-    "import_module('hpclaunch.worker.notice_board').POSTED = "
-    "import_module('hpclaunch.worker.notice_board').TAKE_OVER = 1000.0; "
+    "from hpclaunch.worker import notice_board; "
+    "notice_board.POSTED = notice_board.TAKE_OVER = 1000.0"
 )
 AGENT = """
 import sys, time
@@ -54,7 +55,7 @@ from hpclaunch.system.shared import helper
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
 from hpclaunch.worker.fork_server_messages import Start, Started, Worker
 port, incarnation, key = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
-helper._PROGRAM = sys.argv[5] + helper._PROGRAM
+helper._PROGRAM = sys.argv[5]
 server = ForkServerClient()
 server.send(death_inquiries.own_notice(key, 3, incarnation, port))
 out = sys.argv[4]
@@ -85,7 +86,10 @@ def start(starts, tmp_path, late):
         port,
     ):
         words = [sys.executable, "-c", AGENT, str(port), "first", KEY.decode()]
-        words += [str(tmp_path / "out"), statements(late, "worker.notice_board") + POSTED]
+        words += [
+            str(tmp_path / "out"),
+            program_after(set_fast(late, "worker.notice_board"), POSTED),
+        ]
         process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,

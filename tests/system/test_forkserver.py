@@ -10,10 +10,11 @@ import time
 
 import psutil
 import pytest
-from serving import LIMIT, Client, gone, python, sh, wait_for
+from serving import LIMIT, Client, eventually, gone, python, sh, wait_for
 
-from clocks import FAR, SPEED, fast, statements
+from clocks import FAR, SPEED, fast, set_fast
 from falling_asleep import until_asleep
+from helper_programs import program_after
 from hpclaunch.system.shared import helper
 from hpclaunch.worker.fork_server_messages import (
     Give,
@@ -110,13 +111,6 @@ def counting(client):
 def workers(client):
     """Return the workers of a round without warm ones: all children but the template."""
     return [child for child in client.others() if child.cmdline()[:1] == ["sh"]]
-
-
-def eventually(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
 
 
 def sizes(files):
@@ -251,8 +245,7 @@ def test_a_process_that_the_kernel_does_not_grant(tmp_path, warm):
 def test_a_lease_that_is_renewed(tmp_path, monkeypatch):
     """The one before ends while the workers run, and they run on."""
     late = tmp_path / "late"
-    program = statements(late, "worker.worker_lease") + helper._PROGRAM
-    monkeypatch.setattr(helper, "_PROGRAM", program)
+    monkeypatch.setattr(helper, "_PROGRAM", program_after(set_fast(late, "worker.worker_lease")))
     client = Client(tmp_path)
     with contextlib.closing(client.server):
         for _ in range(3):

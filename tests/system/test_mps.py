@@ -23,10 +23,11 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import LIMIT, gone
+from serving import LIMIT, eventually, gone
 
 import surroundings
 from damaged_data import damaged
+from helper_programs import program_after
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.placement.mps_shares import Group
 from hpclaunch.system.gpus import foreign_mps, mps
@@ -71,14 +72,11 @@ PATIENT = (
 
 def set_limits(monkeypatch, *statements):
     """Have the keepers of this test run these statements first."""
-    monkeypatch.setattr(
-        helper, "_PROGRAM",
-        "import sys, json; sys.path += json.loads(sys.argv[1]); "
-        f"sys.path.append({str(Path(__file__).parents[1])!r}); "
+    imports = (
         "from limits import LONG, Patience, Until; "
-        "from hpclaunch.worker import mps_daemon, mps_keeper; "
-        f"{'; '.join((PATIENT, *statements))}; mps_keeper.main(*sys.argv[3:])",
-    )  # fmt: skip
+        "from hpclaunch.worker import mps_daemon, mps_keeper"
+    )
+    monkeypatch.setattr(helper, "_PROGRAM", program_after(imports, PATIENT, *statements))
 
 
 @pytest.fixture(autouse=True)
@@ -294,10 +292,8 @@ def late(tmp_path):
 
 def until_logged(base, words):
     """Wait until a daemon has written these words to its log."""
-    deadline = time.monotonic() + LIMIT
-    while not any(words in log.read_text() for log in base.glob("*/*/log/control.log")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    logs = "*/*/log/control.log"
+    eventually(lambda: any(words in log.read_text() for log in base.glob(logs)))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +322,7 @@ def test_a_daemon_with_other_agents_clients_stays_if_an_agents_daemon_is_not_rea
     set_limits(monkeypatch, f"mps_keeper.OTHERS_LIMIT = Until({str(late)!r})")
     first, second = agents(), agents()
     first.keeper.prepare(0, [ONE, Group((Gpu("2", "GPU-2"),), 2, owned=False)])
-    until_ready(base)
+    eventually(lambda: list(base.glob("*/*/ready")))
     client = clients(second.prepare(0, OTHERS)["GPU-1"])
     assert client.says == "client"
     late.touch()
@@ -336,20 +332,6 @@ def test_a_daemon_with_other_agents_clients_stays_if_an_agents_daemon_is_not_rea
     client.stdin.write("synchronize\n")
     client.stdin.close()
     assert client.stdout.read().strip() == "done"
-
-
-def until_stopped(process):
-    deadline = time.monotonic() + LIMIT
-    while process.status() != psutil.STATUS_STOPPED:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def until_ready(base):
-    deadline = time.monotonic() + LIMIT
-    while not list(base.glob("*/*/ready")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_daemons_are_ready_for_others_once_all_of_their_agent_are(agents, base, monkeypatch, late):
@@ -433,7 +415,7 @@ def test_a_daemon_that_is_killed_or_hangs_is_replaced(agents, base, clients, han
     hanging.write_text(str(daemon.pid))
     daemon.send_signal(signum)
     if signum == signal.SIGSTOP:
-        until_stopped(daemon)
+        eventually(lambda: daemon.status() == psutil.STATUS_STOPPED)
     agent.prepare(1, ONE)
     assert gone(daemon.pid)
     assert gone(int(server))
@@ -444,7 +426,7 @@ def test_a_daemon_that_hangs_at_the_end(agents, base, hanging):
     daemon = daemon_of(agent.prepare(0, ONE)["GPU-1"])
     hanging.write_text(str(daemon.pid))
     daemon.suspend()
-    until_stopped(daemon)
+    eventually(lambda: daemon.status() == psutil.STATUS_STOPPED)
     agent.keeper.close()
     assert not of_mps()
     assert list(base.iterdir()) == []
@@ -598,10 +580,8 @@ def test_the_next_keeper_sweeps_what_is_left_when_all_were_killed(launch, agents
         os.kill(pid, signal.SIGKILL)
     assert gone(keeper)
     assert not gone_yet(int(server)), "the stand-in's servers outlive all of these"
-    deadline = time.monotonic() + LIMIT
-    while not stale(os.environ):  # a child of the keeper has its lock until it executes a program
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # A child of the keeper has its lock until it executes a program.
+    eventually(lambda: stale(os.environ))
     other = agents()
     assert other.until("swept")["names"] == [f"hpclaunch-mps-{USER}-8.0"]
     assert gone(int(server))

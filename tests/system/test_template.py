@@ -17,9 +17,10 @@ from random import Random
 
 import psutil
 import pytest
-from serving import LIMIT, gone, python, sh, wait_for
-from templates import PATH, Warm, WithTorch, eventually
+from serving import LIMIT, eventually, gone, python, sh, wait_for
+from templates import PATH, Warm, WithTorch
 
+from helper_programs import program_after
 from hpclaunch.system.processes import fork_server_client
 from hpclaunch.system.processes.fork_server_client import SITE
 from hpclaunch.system.shared import helper
@@ -38,11 +39,8 @@ def client(tmp_path, request):
 
 def set_limits(monkeypatch, statements):
     """Have the fork server of this test run these statements first."""
-    before = (
-        "import json, sys; sys.path += json.loads(sys.argv[1]); "
-        f"from hpclaunch.worker import starting, template_client; {statements}; "
-    )
-    monkeypatch.setattr(helper, "_PROGRAM", before + helper._PROGRAM)
+    imports = "from hpclaunch.worker import starting, template_client"
+    monkeypatch.setattr(helper, "_PROGRAM", program_after(imports, statements))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from test_format_dcp import dcp_save
 from test_format_torch_save import save
 
 from clocks import AheadClock
+from helper_programs import program_after
 from hpclaunch.core.protocol.crc import checksum
 from hpclaunch.core.protocol.model import Look
 from hpclaunch.system.checkpoints import finding, reading
@@ -29,17 +30,14 @@ from hpclaunch.system.checkpoints.reading import CheckpointReading, ResultCache
 from hpclaunch.system.checkpoints.service import CheckpointService
 from hpclaunch.system.shared import helper
 
-PATIENT = (
-    "import json, sys; sys.path += json.loads(sys.argv[1]); "
-    "from hpclaunch.system.checkpoints import service; service.AHEAD = 1000.0; "
-)
+PATIENT = "from hpclaunch.system.checkpoints import service; service.AHEAD = 1000.0"
 
 
 @pytest.fixture(autouse=True)
 def _there_is_time(monkeypatch):
     """Let there be time to read every checkpoint, however busy the machine is."""
     monkeypatch.setattr(service_module, "AHEAD", 1000.0)
-    monkeypatch.setattr(helper, "_PROGRAM", PATIENT + helper._PROGRAM)
+    monkeypatch.setattr(helper, "_PROGRAM", program_after(PATIENT))
 
 
 @pytest.fixture

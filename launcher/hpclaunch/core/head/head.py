@@ -29,7 +29,7 @@ from ..protocol.events import (
     Tick,
 )
 from ..protocol.messages import Report
-from ..protocol.model import Job, Phase, Request
+from ..protocol.model import Job, Request
 from ..protocol.stages import NEXT, Stage
 from .admission import Admission
 from .head_state import HeadState
@@ -41,7 +41,6 @@ from .stages.choosing import Choosing
 from .stages.rendezvous import RendezvousStage
 from .stages.running import Running, Stopping
 from .stages.stage import Ended, Ending, JobStage
-from .takeover import Takeover
 
 if TYPE_CHECKING:
     from ..protocol.job_snapshot import JobSnapshot
@@ -198,28 +197,10 @@ class Head:
         effects += self._seat_uses.note(state, self.stage, now)
         if (takeover := state.takeover) is None:
             return effects
-        confirmed = state.lease.holds(now) or self._has_led_to_the_end(takeover)
-        return takeover.hold_back(effects, now, confirmed=confirmed)
-
-    def _has_led_to_the_end(self, takeover: Takeover) -> bool:
-        """Return whether the job is over, and all agents have followed this head to its end, except
-        for those that were dead before.
-
-        A head that was no voter before may have to wait for the vote lease of a dead voter. The job
-        may be over by then.
-        """
-        if self.stage is not Stage.ENDED:
-            return False
-
-        def has_followed(peer: Peer) -> bool:
-            if peer.presence.is_dead and peer.place.index in takeover.predecessors:
-                return True
-            report = peer.report
-            if report is None or report.phase is not Phase.ENDED:
-                return False
-            return self.state.lease.is_of_ours(report.term)
-
-        return all(map(has_followed, self.state.roster))
+        # A head that was no voter before may have to wait for the vote lease of a dead voter. The
+        # job may be over by then.
+        has_led = isinstance(self._stage, Ended) and takeover.all_have_followed(state.lease)
+        return takeover.hold_back(effects, now, confirmed=has_led or state.lease.holds(now))
 
     def _advance(self, now: float, *, ticked: bool) -> list[Effect]:
         effects: list[Effect] = []

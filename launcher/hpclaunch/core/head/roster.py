@@ -108,6 +108,11 @@ class Peer:
         )
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the agent was heard last at its end."""
+        return self.report is not None and self.report.phase is Phase.ENDED
+
+    @property
     def can_come_back(self) -> bool:
         """Whether the agent was given up, is heard again, and has no workers any more."""
         idle = self.report is not None and self.report.phase in (Phase.PREPARING, Phase.IDLE)
@@ -161,8 +166,7 @@ class Roster:
         for dead, and continue by itself.
         """
         awaited = (p for p in self._peers if p.place.index not in but_for)
-        living = (p.report for p in awaited if not p.presence.is_dead)
-        return all(report and report.phase is Phase.ENDED for report in living)
+        return all(peer.has_ended for peer in awaited if not peer.presence.is_dead)
 
     @property
     def nodes(self) -> set[int]:

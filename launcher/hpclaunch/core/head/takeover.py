@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..consensus.election import Election
+from ..consensus.leader_lease import LeaderLease
 from ..protocol import ranges
 from ..protocol.effects import Effect, Record
 from ..protocol.facts import EndReason, HeadChanged, LostNode, RoundEnded, RoundShares
@@ -31,7 +32,7 @@ class Takeover:
         self.configuration = election.configuration
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
         dead = {peer.place.index for peer in roster if peer.presence.is_dead}
-        self.predecessors = dead | {election.old}  # agents that cannot have been quicker
+        self._predecessors = dead | {election.old}  # agents that cannot have been quicker
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
         ended = self._ended_round(election, now, heard)
         # False if no voter had begun the round that the old head recorded.
@@ -143,6 +144,16 @@ class Takeover:
         missing = iter([node for node in lost if node not in node_of.values()])
         size = max(node_of, default=-1) + 1
         return [node_of[g] if g in node_of else next(missing, -1) for g in range(size)]
+
+    def all_have_followed(self, lease: LeaderLease) -> bool:
+        """Return whether all agents have ended as followers of this head, except for those that
+        were dead before.
+        """
+        return all(
+            (peer.presence.is_dead and peer.place.index in self._predecessors)
+            or (peer.has_ended and lease.is_followed_by(peer.presence))
+            for peer in self.roster
+        )
 
     def hold_back(self, effects: list[Effect], now: float, *, confirmed: bool) -> list[Effect]:
         """Hold back facts until it is `confirmed` that this head leads: another agent may have been
