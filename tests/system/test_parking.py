@@ -4,7 +4,8 @@ import json
 import signal
 
 import pytest
-from templates import Warm, WithTorch, eventually
+from serving import eventually
+from templates import Warm, WithTorch
 
 from surroundings import LIGHT_TORCH
 

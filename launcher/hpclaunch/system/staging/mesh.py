@@ -217,8 +217,10 @@ class Mesh:
 
     def close(self) -> None:
         """Stop serving and waiting for others. Cancel what is being done for them, and
-        wait at most CLOSING until it has ended.
+        wait at most CLOSING until it has ended. A second call does nothing.
         """
+        if self.is_closed:
+            return
         self.is_closed = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
