@@ -247,6 +247,24 @@ def test_a_head_that_is_busy_refuses_nobody(keys, wiring, monkeypatch):
     assert wiring.until(member, zmq_channel.Reached)
 
 
+def test_a_head_that_dies_refuses_nobody(keys, wiring):
+    """It closes the connections that it has not authenticated yet."""
+    member = wiring.member(keys, 1)
+    with socket.create_server(("127.0.0.1", keys.ports[0])) as dying:
+        dying.settimeout(LIMIT)
+        connection, _ = dying.accept()
+    connection.close()
+    assert wiring.until(member, zmq_channel.Reached, 1) is None
+    assert member.refused == 0
+    stranger = wiring.stranger(keys.ports[0])  # who closes them again and again has other keys
+    stranger.settimeout(LIMIT)
+    deadline = time.monotonic() + LIMIT
+    while not member.refused:
+        assert time.monotonic() < deadline
+        stranger.accept()[0].close()
+        wiring.until(member, zmq_channel.Reached, 0.1)
+
+
 def test_another_program_that_connects_is_not_refused_for_its_keys(keys, wiring):
     head = wiring.head(keys, 2)
     without_keys = GREETING.replace(b"CURVE", b"NULL\0")

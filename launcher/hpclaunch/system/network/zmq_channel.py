@@ -322,6 +322,7 @@ class MemberChannel(Channel):
         self.to = to
         self._reached_at = ""
         self._connected_at: dict[bytes, float] = {}  # by endpoint
+        self._closed_by: set[bytes] = set()  # endpoints that have closed a connection at once
         self._name = NO_PLACE + os.urandom(8).hex().encode() if index is None else b"%d" % index
         self._addresses: list[str] = []  # of the head, in the order of their numbers
         # Messages go only to connections that have completed the handshake.
@@ -362,15 +363,16 @@ class MemberChannel(Channel):
 
     def _note(self, what: int, value: int, endpoint: bytes) -> None:
         """Count also a connection that was closed at once, as an agent with other keys does. An
-        agent that is too busy closes it after HANDSHAKE.
+        agent that is too busy closes it after HANDSHAKE, and one that dies closes only one.
         """
         super()._note(what, value, endpoint)
         now = time.monotonic()
         if what == zmq.EVENT_CONNECTED:
             self._connected_at[endpoint] = now
         elif what == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            lasted = 1000 * (now - self._connected_at.get(endpoint, 0.0))
-            self.refused += lasted < HANDSHAKE / 2
+            if 1000 * (now - self._connected_at.get(endpoint, 0.0)) < HANDSHAKE / 2:
+                self.refused += endpoint in self._closed_by
+                self._closed_by.add(endpoint)
 
     @property
     def targets(self) -> list[tuple[str, int]]:
