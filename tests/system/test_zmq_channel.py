@@ -248,7 +248,7 @@ def test_a_head_that_is_busy_refuses_nobody(keys, wiring, monkeypatch):
 
 
 def test_a_head_that_dies_refuses_nobody(keys, wiring):
-    """It closes the connections that it has not authenticated yet."""
+    """A connection that is not authenticated yet is closed by its end."""
     member = wiring.member(keys, 1)
     with socket.create_server(("127.0.0.1", keys.ports[0])) as dying:
         dying.settimeout(LIMIT)
