@@ -3,7 +3,9 @@
 import contextlib
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 from progress_server import HOOKS, LIMIT, python
 
@@ -24,10 +26,14 @@ def patient(monkeypatch):
     monkeypatch.setattr(stack_questions, "LONGEST", float(LIMIT))
 
 
-def stacks_of(server, command, cwd, forks=None):
-    """Return what is known of a worker that has written "there"."""
+def stacks_of(server, command, cwd, forks=None, state=None):
+    """Return what is known of a worker that has written "there", once it is in this state."""
     process = server.start(command, cwd, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
+    until = time.monotonic() + LIMIT
+    while state and psutil.Process(process.pid).status() != state:
+        assert time.monotonic() < until
+        time.sleep(0.01)
     return server.evidence()
 
 
@@ -50,8 +56,7 @@ def waits():
     begun.set()
     threading.Event().wait()
 def holds():
-    print("there", flush=True)
-    ctypes.PyDLL(None).sleep(1000)
+    ctypes.PyDLL(None).system(b"echo there; exec sleep 1000")
 threading.Thread(target=waits, daemon=True).start()
 begun.wait()
 holds()
@@ -80,7 +85,7 @@ def is_held_up():
     libc.clone(libc.sem_wait, top, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, never)
 is_held_up()
 """
-    found = stacks_of(server, ANSWERS + text, tmp_path, forks)
+    found = stacks_of(server, ANSWERS + text, tmp_path, forks, psutil.STATUS_DISK_SLEEP)
     assert found["processes"][0]["state"] == "D"
     assert " in is_held_up\n" in found["stacks"]
     assert found["stacks"].rstrip().endswith("in <module>")
