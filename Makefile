@@ -16,7 +16,7 @@ SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
 SHORT := not compiles and not requeues and not frameworks and not recipes and not benches
 # What starts no process, and a few cases where there are many
 QUICK := $(SHORT) and not starts and not slurm and not gpu and not exhaustive
-RUN := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder     # four clusters
+RUN := $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder     # five clusters: most jobs wait
 
 .PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-torch
 .PHONY: sim fuzz soak chaos test-kills test-leaks bench docs test-gpu gpu-bundle bench-gpu system clean

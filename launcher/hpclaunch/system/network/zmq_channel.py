@@ -370,7 +370,8 @@ class MemberChannel(Channel):
         if what == zmq.EVENT_CONNECTED:
             self._connected_at[endpoint] = now
         elif what == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            if 1000 * (now - self._connected_at.get(endpoint, 0.0)) < HANDSHAKE / 2:
+            lasted = 1000 * (now - self._connected_at.get(endpoint, 0.0))
+            if lasted < HANDSHAKE / 2:
                 self.refused += endpoint in self._closed_by
                 self._closed_by.add(endpoint)
 
