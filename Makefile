@@ -26,7 +26,7 @@ help:     ## these targets; where a duration is named, it is on two cores
 	@awk -F ' *## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "%-18s %s\n", $$1, $$2 }' Makefile
 
 quick: lint types     ## style, types, and the tests that start no process; a minute
-	$(BIN)/pytest -q -n $$(($$(nproc) + 1)) --maxprocesses 8 --hypothesis-profile quick \
+	$(BIN)/pytest -q -n $$((2 * $$(nproc))) --maxprocesses 8 --dist worksteal --hypothesis-profile quick \
 	  --ignore tests/slurm --ignore tests/gpu -m '$(QUICK)'
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on; a minute
