@@ -306,7 +306,7 @@ class Channels(Adapter):
                 f"hpclaunch on {head} answers, but has no place for this agent: does the job have "
                 "more agents than --nnodes allows?"
             )
-        if first is not None and first.refused:
+        if first is not None and first.is_refused:
             return (
                 f"the program that answers on {head} does not know our secret (here {own}): copy "
                 f"the same secret file to all hosts, or set {VARIABLE}"

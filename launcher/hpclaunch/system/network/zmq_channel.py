@@ -56,7 +56,9 @@ _WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
-_WATCHED_BY_MEMBER = _WATCHED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_WATCHED_BY_MEMBER = (
+    _WATCHED | zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,12 @@ class HeadChannel(Channel):
         super().close()
 
 
+def _address_and_port(endpoint: str) -> tuple[str, int]:
+    address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    # libzmq writes IPv4 addresses as mapped ones once it connects again.
+    return address.strip("[]").removeprefix(MAPPED), int(port)
+
+
 class MemberChannel(Channel):
     """The end that reports to agent number `to`, whose keys and addresses these are."""
 
@@ -321,8 +329,8 @@ class MemberChannel(Channel):
         super().__init__(zmq.DEALER, max_bytes, _WATCHED_BY_MEMBER, context)
         self.to = to
         self._reached_at = ""
-        self._connected_at: dict[bytes, float] = {}  # by endpoint
-        self._closed_by: set[bytes] = set()  # endpoints that have closed a connection at once
+        self._connected_at: dict[tuple[str, int], float] = {}  # by address and port
+        self._closing: set[tuple[str, int]] = set()  # where the last connection was closed at once
         self._name = NO_PLACE + os.urandom(8).hex().encode() if index is None else b"%d" % index
         self._addresses: list[str] = []  # of the head, in the order of their numbers
         # Messages go only to connections that have completed the handshake.
@@ -356,24 +364,28 @@ class MemberChannel(Channel):
         return [*settled, self._arrived(frames[-1], self.to)]
 
     def _handshake(self, endpoint: str) -> list[Item]:
-        address = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        # libzmq writes IPv4 addresses like this once it connects again.
-        self._reached_at = address.removeprefix(MAPPED)
+        self._reached_at, _ = _address_and_port(endpoint)
         return [Reached(self.to, self._reached_at)]
 
     def _note(self, what: int, value: int, endpoint: bytes) -> None:
-        """Count also a connection that was closed at once, as an agent with other keys does. An
-        agent that is too busy closes it after HANDSHAKE, and one that dies closes only one.
+        """Note also a connection that was closed at once, as an agent with other keys does. An
+        agent that is too busy closes it after HANDSHAKE, and one that has died soon accepts none.
         """
         super()._note(what, value, endpoint)
-        now = time.monotonic()
+        now, target = time.monotonic(), _address_and_port(endpoint.decode())
         if what == zmq.EVENT_CONNECTED:
-            self._connected_at[endpoint] = now
+            self._connected_at[target] = now
+        elif what == zmq.EVENT_CLOSED:  # no connection was possible
+            self._closing.discard(target)
         elif what == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            lasted = 1000 * (now - self._connected_at.get(endpoint, 0.0))
+            lasted = 1000 * (now - self._connected_at.get(target, 0.0))
             if lasted < HANDSHAKE / 2:
-                self.refused += endpoint in self._closed_by
-                self._closed_by.add(endpoint)
+                self._closing.add(target)
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the other end seems to have other keys."""
+        return self.refused > 0 or bool(self._closing)
 
     @property
     def targets(self) -> list[tuple[str, int]]:
