@@ -248,7 +248,7 @@ def test_a_head_that_is_busy_refuses_nobody(keys, wiring, monkeypatch):
 
 
 def test_a_head_that_dies_refuses_nobody(keys, wiring):
-    """Its end closes what it has not authenticated, as the notice of its death does afterwards."""
+    """A dying head closes what it has not authenticated; the notice of its death does so, too."""
     member, deadline = wiring.member(keys, 1), time.monotonic() + LIMIT
     with socket.create_server(("127.0.0.1", keys.ports[0])) as head:
         head.settimeout(LIMIT)
