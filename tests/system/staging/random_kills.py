@@ -65,13 +65,14 @@ def eventually(holds: Callable[[], object], limit: float = LIMIT) -> None:
 
 def wait_for(client: StagingClient, kind: type | tuple[type, ...], limit: float = LIMIT) -> object:
     """Return the next reply of a kind; None if the process is lost."""
-    until = time.monotonic() + limit
+    until, others = time.monotonic() + limit, list[object]()
     while time.monotonic() < until and not client.lost:
         if select.select([client], [], [], 0.1)[0]:
             for reply in client.replies():
                 if isinstance(reply, kind):
                     return reply
-    assert client.lost, f"no {kind}"
+                others.append(reply)
+    assert client.lost, f"no {kind}, but {others}"
     return None
 
 
