@@ -308,10 +308,10 @@ class HeadChannel(Channel):
         super().close()
 
 
-def _address_and_port(endpoint: str) -> tuple[str, int]:
+def _address_and_port(endpoint: str) -> tuple[str, str]:
     address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     # libzmq writes IPv4 addresses as mapped ones once it connects again.
-    return address.strip("[]").removeprefix(MAPPED), int(port)
+    return address.strip("[]").removeprefix(MAPPED), port
 
 
 class MemberChannel(Channel):
@@ -329,8 +329,8 @@ class MemberChannel(Channel):
         super().__init__(zmq.DEALER, max_bytes, _WATCHED_BY_MEMBER, context)
         self.to = to
         self._reached_at = ""
-        self._connected_at: dict[tuple[str, int], float] = {}  # by address and port
-        self._closing: set[tuple[str, int]] = set()  # where the last connection was closed at once
+        self._connected_at: dict[tuple[str, str], float] = {}  # by address and port
+        self._closing: set[tuple[str, str]] = set()  # where the last connection was closed at once
         self._name = NO_PLACE + os.urandom(8).hex().encode() if index is None else b"%d" % index
         self._addresses: list[str] = []  # of the head, in the order of their numbers
         # Messages go only to connections that have completed the handshake.
