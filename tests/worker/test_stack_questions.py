@@ -3,12 +3,12 @@
 import contextlib
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 from progress_server import HOOKS, LIMIT, python
 
+from falling_asleep import until_asleep
 from hpclaunch.agent.evidence import state_of
 from hpclaunch.worker import evidence, stack_questions
 from hpclaunch.worker.site._hpclaunch_layout import RESPONDER, SIGNAL
@@ -26,14 +26,12 @@ def patient(monkeypatch):
     monkeypatch.setattr(stack_questions, "LONGEST", float(LIMIT))
 
 
-def stacks_of(server, command, cwd, forks=None, state=None):
-    """Return what is known of a worker that has written "there", once it is in this state."""
+def stacks_of(server, command, cwd, forks=None, status=None):
+    """Return what is known of a worker that has written "there", once it sleeps like that."""
     process = server.start(command, cwd, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
-    until = time.monotonic() + LIMIT
-    while state and psutil.Process(process.pid).status() != state:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    if status is not None:
+        until_asleep(process.pid, status)
     return server.evidence()
 
 

@@ -10,6 +10,7 @@ from random_kills import LIMIT, eventually, wait_for
 from saving_scripts import picture, write
 from stalling_storage import CALLS, stalling_storage
 
+from helper_programs import program_after
 from hpclaunch.system.shared import helper
 from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.client import StagingClient
@@ -81,11 +82,9 @@ def stagers(tmp_path):
 
 
 def test_without_its_agent_a_stager_ends_even_while_storage_stalls(stagers, monkeypatch):
-    stalled = (
-        "import time; from concurrent.futures import ThreadPoolExecutor; "
-        "ThreadPoolExecutor().submit(time.sleep, 100); "
-    )
-    monkeypatch.setattr(helper, "_PROGRAM", stalled + helper._PROGRAM)
+    imports = "import time; from concurrent.futures import ThreadPoolExecutor"
+    stalled = program_after(imports, "ThreadPoolExecutor().submit(time.sleep, 100)")
+    monkeypatch.setattr(helper, "_PROGRAM", stalled)
     directory = stagers.directories[2]
     stagers.clients[2].close()
     stagers.clients[2] = client = stagers.start(directory)

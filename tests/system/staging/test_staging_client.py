@@ -12,6 +12,7 @@ from random_kills import LIMIT, eventually, wait_for
 from saving_scripts import SCRIPTS, picture, write
 from stalling_storage import stalling_storage
 
+from helper_programs import program_after
 from hpclaunch.system.shared import helper
 from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.client import StagingClient
@@ -99,12 +100,9 @@ def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
 
 
 def test_a_fault_of_its_own_is_shown(directory, storage, monkeypatch, capfd):
-    fault = (
-        "import json, sys; sys.path += json.loads(sys.argv[1]); "
-        "from hpclaunch.system.staging.looking import Looking; "
-        "Looking.look = lambda _: open('missing'); "
-    )
-    monkeypatch.setattr(helper, "_PROGRAM", fault + helper._PROGRAM)
+    fault = "Looking.look = lambda _: open('missing')"
+    program = program_after("from hpclaunch.system.staging.looking import Looking", fault)
+    monkeypatch.setattr(helper, "_PROGRAM", program)
     with contextlib.closing(StagingClient(str(storage), directory.path, (), "", "auto")) as client:
         assert client._process.wait(LIMIT) == 1
         assert "FileNotFoundError" in capfd.readouterr().err

@@ -175,11 +175,12 @@ class Channel(ABC):
                 break
             events += self._read(frames)
         while self.monitor in ready and self.monitor.poll(0):
-            frame, endpoint = self.monitor.recv_multipart()
+            frame, name = self.monitor.recv_multipart()
+            endpoint = name.decode()
             what, value = struct.unpack("=hi", frame)
             if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.reached = True
-                events += self._handshake(endpoint.decode())
+                events += self._handshake(endpoint)
             elif what == zmq.EVENT_DISCONNECTED:
                 if (index := self._peer_on.pop(value, None)) is not None:
                     events.append(Closed(index))
@@ -187,7 +188,7 @@ class Channel(ABC):
                 self._note(what, value, endpoint)
         return events
 
-    def _note(self, what: int, value: int, _endpoint: bytes) -> None:
+    def _note(self, what: int, value: int, _endpoint: str) -> None:
         """Count a handshake that failed because of its keys. Other programs fail otherwise."""
         is_about_keys = value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
         if what == zmq.EVENT_HANDSHAKE_FAILED_AUTH or is_about_keys:
@@ -367,12 +368,12 @@ class MemberChannel(Channel):
         self._reached_at, _ = _address_and_port(endpoint)
         return [Reached(self.to, self._reached_at)]
 
-    def _note(self, what: int, value: int, endpoint: bytes) -> None:
+    def _note(self, what: int, value: int, endpoint: str) -> None:
         """Note also a connection that was closed at once, as an agent with other keys does. An
         agent that is too busy closes it after HANDSHAKE, and one that has died soon accepts none.
         """
         super()._note(what, value, endpoint)
-        now, target = time.monotonic(), _address_and_port(endpoint.decode())
+        now, target = time.monotonic(), _address_and_port(endpoint)
         if what == zmq.EVENT_CONNECTED:
             self._connected_at[target] = now
         elif what == zmq.EVENT_CLOSED:  # no connection was possible
