@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helper_programs import program_after
 from hpclaunch.agent.errands import ErrandServiceClient
 from hpclaunch.agent.metrics import MetricsServiceClient
 from hpclaunch.core.placement.devices import Gpu
@@ -207,6 +208,17 @@ def test_a_message_that_a_helper_does_not_know_is_an_error_with_its_name(start, 
     assert not helper.was_killed()
     helper.abandon()
     assert capfd.readouterr().err.endswith("MessageError: unknown message 'dance'\n")
+
+
+def test_one_that_has_failed_was_not_killed_though_it_is_cleaned_up_at_once(monkeypatch, capfd):
+    """The socket closes before the process ends."""
+    slowly = program_after("import atexit, time; atexit.register(time.sleep, 0.3)")
+    monkeypatch.setattr("hpclaunch.system.shared.helper._PROGRAM", slowly)
+    helper = ErrandServiceClient()
+    helper.send(Dance("me"))
+    lose(helper)
+    helper.abandon()
+    assert not helper.was_killed()
 
 
 @pytest.mark.fuzz

@@ -97,8 +97,7 @@ class Metrics(Adapter):
         for why in client.complaints():
             self._complain(why)
         if client.lost:
-            client.end(0.0)
-            self._client = None
+            self.close()
             if self._is_replaced(client):
                 self._start()
 

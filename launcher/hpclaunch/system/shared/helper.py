@@ -122,8 +122,7 @@ class Helper:
 
     def was_killed(self) -> bool:
         """Return whether the process was killed from outside; call this once it is lost."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(ABANDON_LIMIT)
+        self._wait()
         return self._process.returncode in (None, -signal.SIGKILL)
 
     def spare(self, pid: int) -> None:
@@ -144,17 +143,27 @@ class Helper:
         self._leave()
 
     def abandon(self) -> None:
-        """Kill the process and all below it. Give up soon, since it may hang in a driver."""
-        limit = time.monotonic() + ABANDON_LIMIT
+        """Kill the process and all below it. Give up soon, since it may hang in a driver. A lost
+        process that is about to end is not killed: its exit code shows whether it has failed.
+        """
         below = descendants((), self._process.pid) if self.has_children else set()
+        if self.lost:
+            self._wait()
         self._process.kill()
         self._leave()
+        limit = time.monotonic() + ABANDON_LIMIT
+        if not self._wait():
+            return
+        if self.lost and self.has_children:
+            self._end_children(self._orphans, limit)
+        elif below:
+            self._end_children(lambda: below & self._orphans(), limit)
+
+    def _wait(self) -> bool:
+        """Wait up to ABANDON_LIMIT for the end of the process. Return whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ABANDON_LIMIT)
-            if self.lost and self.has_children:
-                self._end_children(self._orphans, limit)
-            elif below:
-                self._end_children(lambda: below & self._orphans(), limit)
+        return self._process.returncode is not None
 
     def _is_ready(self, events: int, limit: float) -> bool:
         """Wait up to `limit` seconds for POLLIN, POLLOUT or either of the socket."""
