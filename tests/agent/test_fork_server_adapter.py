@@ -39,6 +39,15 @@ class DeadClient:
         pass
 
 
+class Resuming:
+    """Notes when a round has ended."""
+
+    has_ended = False
+
+    def ended(self):
+        self.has_ended = True
+
+
 @pytest.fixture
 def fork_server():
     logs = SimpleNamespace(service=SimpleNamespace(finish=lambda: None))
@@ -51,7 +60,7 @@ def fork_server():
         note=None,
         record=None,
     )
-    return ForkServer(context, DeadClient(), None, LastWords(logs), None, None, None)
+    return ForkServer(context, DeadClient(), None, LastWords(logs), None, None, Resuming())
 
 
 UNFIT = [
@@ -73,6 +82,12 @@ def test_the_loop_runs_while_the_workers_of_a_dead_fork_server_end(fork_server):
     fork_server._client.gone = True
     assert fork_server.update(fork_server.deadline()) == UNFIT
     assert fork_server.deadline() == math.inf
+
+
+def test_a_round_ends_with_the_fork_server_and_not_when_the_next_one_begins(fork_server):
+    """A save that is cut short must not look as if the workers had had time to finish it."""
+    assert list(fork_server.ready({FD}, 0.0)) == []
+    assert fork_server._resuming.has_ended
 
 
 def test_the_store_for_the_next_round_ends_the_wait_for_gpus_of_the_last(fork_server, monkeypatch):

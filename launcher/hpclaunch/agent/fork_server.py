@@ -150,6 +150,7 @@ class ForkServer(Adapter):
         for reply in self._client.hear():
             yield from self._on_reply(reply)
         if self._client.lost:
+            self._resuming.ended()  # the workers die with it
             self._look_at = now
 
     def deadline(self) -> float:
