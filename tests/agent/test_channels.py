@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe.console import words
 from hpclaunch.system.network import wire
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
+from hpclaunch.system.shared.errands import Resolved
 from surroundings import free_port
 
 SECRET = b"s" * 32
@@ -214,6 +216,52 @@ def test_a_dead_agent_without_a_place_is_confirmed(agents):
     agents.end(other)
     with death_notice_of(server):
         agents.until_gone(head, effects.Probe(1, HERE, port, "x1"))
+
+
+@pytest.fixture
+def looking(agents):
+    """Return the channels of an agent that knows only names, and its pending lookups."""
+    places, lookups = (Place(0, 0, "n0"), Place(1, 1, "n1")), []
+    where = Allocation("71.0", agents.identity, places, 0)
+    errands = SimpleNamespace(run=lambda errand, done: lookups.append((errand.host, done)))
+    channels = Channels(where, SECRET, [], agents.recorded.append, errands)
+    agents.inboxes[channels] = []
+    return channels, lookups
+
+
+def test_a_name_that_is_not_known_yet_is_looked_up_until_it_is(looking):
+    channels, lookups = looking
+    channels.dial([1], [""])
+    for answer in (None, Resolved(2, ()), Resolved(3, (HERE,))):
+        host, done = lookups.pop()
+        assert (host, lookups, channels.ends) == ("n1", [], {})
+        assert done(answer) == []
+        channels.dial([1], [""])
+    assert lookups == []
+    assert channels.ends[1].targets[0][0] == HERE
+
+
+def test_an_agent_that_is_dialled_anew_has_one_lookup(looking):
+    channels, lookups = looking
+    for _ in range(2):
+        channels.dial([], [])
+        channels.dial([1], [""])
+    (_, early), (_, late) = lookups
+    lookups.clear()
+    early(Resolved(1, ()))
+    assert lookups == []
+    late(Resolved(2, ()))
+    assert len(lookups) == 1
+
+
+def test_an_agent_whose_address_becomes_known_is_dialled_at_once(looking):
+    channels, lookups = looking
+    channels.dial([1], [""])
+    channels.dial([1], [HERE])
+    end = channels.ends[1]
+    (_, done) = lookups.pop()
+    done(Resolved(1, ("192.0.2.7",)))
+    assert channels.ends[1] is end
 
 
 @pytest.mark.starts

@@ -36,7 +36,8 @@ from hpclaunch.system.shared.helper import Helper
 pytestmark = pytest.mark.starts
 
 LIMIT = 60.0  # seconds; far more than any of this takes
-HERE = "127.0.0.2"
+HERE = "127.0.0.2"  # other nodes cannot use a loopback address
+THERE = "192.0.2.7"  # an address for documentation, to which nothing is sent
 HANGS = "#!/bin/sh\n[ -e {0}/go ] && exec echo stack\ntouch {0}/begun\nexec sleep 600\n"
 
 
@@ -104,7 +105,7 @@ def helper():
     return found[0]
 
 
-def resolve(host=HERE):
+def resolve(host=THERE):
     return Resolve(host)
 
 
@@ -122,10 +123,12 @@ def test_each_errand_has_its_own_answer(runner, tmp_path):
     runner.run("name", resolve("a name.invalid"))
     runner.run("command", notify(f"cat > {tmp_path}/event; exit 3"))
     runner.run("address", resolve())
-    answers = dict(runner.wait_for(3))
+    runner.run("loopback", resolve(HERE))
+    answers = dict(runner.wait_for(4))
     assert answers["name"] == Resolved(1, ())
     assert answers["command"] == Notified(2, "ended with 3")
-    assert answers["address"] == Resolved(3, ())  # other nodes cannot use a loopback address
+    assert answers["address"] == Resolved(3, (THERE,))
+    assert answers["loopback"] == Resolved(4, ())
     assert (tmp_path / "event").read_text() == '{"event": "hang"}\n'
 
 
@@ -140,7 +143,7 @@ def test_an_errand_that_hangs_delays_no_other(runner, errands, py_spy, tmp_path,
     stalls = hanging(py_spy)
     (tmp_path / "scontrol").symlink_to(py_spy)
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # without an address, Slurm is asked for the node's
-    made = {"scontrol": find_job_end(), "name": resolve(), "py-spy": stalls}
+    made = {"scontrol": find_job_end(), "name": resolve(HERE), "py-spy": stalls}
     runner.run(kind, made.get(kind) or notify("exec sleep 600"))
     first = helper()
     while not first.children():
@@ -241,7 +244,7 @@ def test_an_errand_for_which_no_thread_can_start_fails(runner, capfd):
     assert runner.wait_for(1) == [("name", None)]
     first.rlimit(psutil.RLIMIT_AS, (-1, -1))
     runner.run("again", resolve())
-    assert runner.wait_for(2)[1] == ("again", Resolved(3, ()))
+    assert runner.wait_for(2)[1] == ("again", Resolved(3, (THERE,)))
     assert helper() == first
     assert "can't start new thread" in capfd.readouterr().err
 

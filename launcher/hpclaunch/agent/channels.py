@@ -65,7 +65,8 @@ class Channels(Adapter):
         self._errands = errands
         self._inquiries: death_inquiries.Inquiries | None = None
         self._notice: tuple[Post, str] | None = None  # of this incarnation
-        self._looked_up: set[int] = set()  # agents to dial once their names are resolved
+        # Agents to dial once their names are resolved, each with its lookup.
+        self._looked_up: dict[int, object] = {}
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to agents that get our reports
         self.server: zmq_channel.HeadChannel | None = None
         # Without a place: reserves the port at which a death notice of this agent would be posted.
@@ -169,28 +170,34 @@ class Channels(Adapter):
         known = dict(zip(agents, addresses, strict=True))
         for agent in [a for a in self.ends if a not in agents]:
             self.ends.pop(agent).close()
-        self._looked_up &= set(agents)
-        for agent in set(agents) - self.ends.keys() - self._looked_up:
+        for agent in self._looked_up.keys() - set(agents):
+            del self._looked_up[agent]
+        for agent in set(agents) - self.ends.keys():
             place = self.where.places[agent]
             if place.node == self.here.node:
                 self._dial(agent, [route.LOOPBACK])
             elif agent == HEAD:
                 self._dial(agent, self._first)
             elif address := known[agent]:
+                self._looked_up.pop(agent, None)
                 self._dial(agent, [address])
-            else:
+            elif agent not in self._looked_up:
                 self._resolve(agent)
 
     def _resolve(self, agent: int) -> None:
-        self._looked_up.add(agent)
+        self._looked_up[agent] = lookup = object()
         resolve = Resolve(self.where.places[agent].host)
-        self._errands.run(resolve, partial(self._resolved, agent))
+        self._errands.run(resolve, partial(self._resolved, agent, lookup))
 
-    def _resolved(self, agent: int, answer: Answer | None) -> list[events.Event]:
-        if agent in self._looked_up:
-            self._looked_up.discard(agent)
-            if isinstance(answer, Resolved):  # otherwise the next Dial resolves it again
+    def _resolved(self, agent: int, lookup: object, answer: Answer | None) -> list[events.Event]:
+        if self._looked_up.get(agent) is not lookup:
+            return []  # there is a later lookup, or none is needed any longer
+        del self._looked_up[agent]
+        if isinstance(answer, Resolved):  # otherwise the next Dial resolves it again
+            if answer.addresses:
                 self._dial(agent, answer.addresses)
+            else:
+                self._resolve(agent)  # not at once: an errand pauses between its attempts
         return []
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:

@@ -66,7 +66,7 @@ class ErrandService:
             case errands.Resolve(host=host):
                 addresses: list[str] = []
                 with contextlib.suppress(OSError):
-                    addresses = route.resolve_node(host)
+                    addresses = route.resolve_patiently(host)
                 return errands.Resolved(number, tuple(addresses))
             case errands.Explain(host=host, addresses=tried, ports=ports):
                 return errands.Explained(number, reachability.explain(host, tried, ports))
