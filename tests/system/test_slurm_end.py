@@ -2,6 +2,7 @@
 
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,6 +156,21 @@ def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypat
     assert [found.state for found in answers[1:3]] == [JobState.PREEMPTED] * 2
     assert answers[3].left is None
     assert [found.draining for found in answers] == [(), ("n1",), ("n1",), ("n1",)]
+
+
+def test_the_time_left_is_that_of_the_answer_however_long_slurm_takes(monkeypatch):
+    clock = SimpleNamespace(time=lambda: 1000.0)
+
+    def take_long(*_):
+        clock.time = lambda: 1009.0
+        return ""
+
+    monkeypatch.setattr(slurm_end, "time", clock)
+    monkeypatch.setattr(slurm_end, "seconds", lambda text: float(text) if text else None)
+    monkeypatch.setattr(slurm_end, "shown", lambda *_: {"EndTime": "1100"})
+    monkeypatch.setattr(slurm_end, "said", take_long)
+    question = {"job": "7", "step": "", "end": "", "restarts": "", "nodes": "n1", "since": 1.0}
+    assert slurm_end.find(FindJobEnd(**question)).left == 91.0
 
 
 @pytest.mark.starts

@@ -27,6 +27,8 @@ def find(asked: FindJobEnd) -> JobEndFound:
     if asked.step:
         step_end = end_of_step(shown("step", asked.step), step_end)
     drained = () if before is None else before.draining
+    if asked.nodes:
+        drained = draining(asked.nodes, drained)
     at, found = ask(fields, asked.end, asked.restarts, step_end)
     # If Slurm does not answer now, its last answer still counts. An end before the launch is that
     # of an earlier job, whose variables are left in the shell.
@@ -34,8 +36,8 @@ def find(asked: FindJobEnd) -> JobEndFound:
         at = None
     return JobEndFound(
         number=asked.number,
-        left=None if at is None else at - time.time(),
-        draining=draining(asked.nodes, drained) if asked.nodes else (),
+        left=None if at is None else at - time.time(),  # now that all questions are answered
+        draining=tuple(drained),
         began=seconds(fields.get("StartTime", "")),
         has_answered=has_answered,
         step_end=step_end,
