@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -160,6 +161,31 @@ def test_helpers_get_more_time_after_a_suspension(monkeypatch):
     clock.at += QUIET
     monkeypatch.setattr(loop, "LATE", 0.0)
     assert looping(World(), helped, clock).run([events.Started()]).verdict.code == EXIT_USAGE
+
+
+class Overdue(Adapter):
+    """An adapter that is to act at once, since it should have long ago."""
+
+    at = 0.0
+
+    def deadline(self):
+        return self.at
+
+    def update(self, now):
+        self.at = math.inf
+
+
+class Limited(Adapter):
+    limits_helper, is_updated = True, False
+
+    def update(self, now):
+        self.is_updated = True
+
+
+def test_a_deadline_in_the_past_is_no_suspension():
+    helped = Limited()
+    looping(World(), Overdue(), helped, Clock()).run([events.Started()])
+    assert helped.is_updated
 
 
 def test_adapters_are_closed_in_reverse_order_except_for_some_even_if_one_fails():

@@ -69,9 +69,9 @@ class Loop:
         for adapter, fds in zip(self._adapters, ready, strict=True):
             self._deliver(adapter.ready(fds, now) or ())
         now = time.monotonic()
-        if now >= deadline + LATE:
-            self._patient_until = now + PATIENCE
+        # A deadline may be past already: what only a head does is due once an agent leads.
         if (late := now - max(deadline, self._checked_at)) >= LATE:
+            self._patient_until = now + PATIENCE
             self._journal.note("late", {"seconds": round(late, 3)})
         self._checked_at = now
         if now >= self._control.next_deadline():
