@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import pickle
 import time
@@ -17,10 +18,11 @@ from hpclaunch.agent.resuming import Resuming
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint
 from hpclaunch.core.protocol.facts import CheckpointGone, CheckpointSaved
-from hpclaunch.core.protocol.model import Job, Look, Place
+from hpclaunch.core.protocol.model import Job, Look, Origin, Place, Trouble
 from hpclaunch.core.protocol.node_facts import CheckpointSearchStalled
 from hpclaunch.observe.console import words
 from hpclaunch.system.checkpoints.client import PATIENCE
+from hpclaunch.system.shared.helper import Helper
 
 pytestmark = pytest.mark.starts
 
@@ -126,6 +128,19 @@ def test_a_killed_process_is_replaced_before_it_is_needed(resuming):
         receive(resuming)
     assert process_of(resuming) != helper
     assert resuming.deadline() > time.monotonic() + PATIENCE  # nothing is asked of it
+
+
+def test_without_a_process_the_search_fails_and_nothing_is_seen(resuming, monkeypatch, tmp_path):
+    def fails(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "no process is left")
+
+    monkeypatch.setattr(Helper, "__init__", fails)
+    why = "the process that looks for checkpoints cannot be started: no process is left"
+    reason = f"cannot look for checkpoints in {tmp_path}: {why}"
+    failed = events.SearchFailed(Trouble(Origin.TROUBLE, reason), 7)
+    assert resuming.choose(ChooseCheckpoint(number=7)) == [failed]
+    (seen,) = resuming.look(Look(1, "there.pt", "mark", 0, 0))
+    assert seen.seen.missing == why
 
 
 def test_one_that_is_idle_ends_and_the_next_request_starts_another(resuming):

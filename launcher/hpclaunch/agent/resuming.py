@@ -244,7 +244,7 @@ class Resuming(Adapter):
         try:
             service = self._served()
         except OSError as e:
-            return [self._failed(str(e))]
+            return [self._failed(_cannot_start(e))]
         self._number += 1
         self._search_number, self._newest_number = self._number, 0
         service.search(self._number, self._rounds_to_judge, self._avoid)
@@ -270,7 +270,7 @@ class Resuming(Adapter):
         try:
             service = self._served()
         except OSError as e:
-            return self._see(look, str(e))
+            return self._see(look, _cannot_start(e))
         self._number += 1
         self._look_number = self._number
         if self.stage is not None:
@@ -522,3 +522,7 @@ class Resuming(Adapter):
 def _age(found: FoundCheckpoint) -> float | None:
     """Return the seconds since it was saved, or None if that is not known."""
     return (time.time_ns() - found.time) / 1e9 if found.time else None
+
+
+def _cannot_start(error: OSError) -> str:
+    return f"the process that looks for checkpoints cannot be started: {error.strerror}"
