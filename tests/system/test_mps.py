@@ -42,7 +42,7 @@ STAND_INS = Path(__file__).parent.parent / "stand_ins"
 CONTROL = str(STAND_INS / "nvidia-cuda-mps-control")
 CLIENT = str(STAND_INS / "cuda_client.py")
 REAL = os.environ.get("HPCLAUNCH_REAL_MPS_CONTROL") or shutil.which("nvidia-cuda-mps-control")
-USER = pwd.getpwuid(os.geteuid()).pw_name
+USER = os.geteuid()
 ONE = Group((Gpu("1", "GPU-1"),), 2, owned=True)
 TWO = Group((Gpu("2", "GPU-2"),), 2, owned=True)
 OTHERS = Group((Gpu("1", "GPU-1"),), 2, owned=False)
@@ -220,9 +220,7 @@ def test_a_daemon_for_each_group_and_its_end(agents, base, clients):
     pipes = agent.prepare(0, ONE, TWO)
     assert sorted(pipes) == ["GPU-1", "GPU-2"]
     for gpu, directory in pipes.items():
-        assert directory.startswith(
-            f"{base}/hpclaunch-mps-{pwd.getpwuid(os.geteuid()).pw_name}-7.0/"
-        )
+        assert directory.startswith(f"{base}/hpclaunch-mps-{USER}-7.0/")
         (server,) = ask(directory, "get_server_list")
         environ = daemon_of(directory).environ()
         assert environ["CUDA_VISIBLE_DEVICES"] == gpu
@@ -600,6 +598,17 @@ def test_a_living_job_is_not_swept(agents, base):
     assert len(of_mps()) == 4
 
 
+def test_the_name_service_and_the_path_are_not_asked_before_each_round(monkeypatch, tmp_path):
+    """Either may hang when workers start again."""
+    environ, asked = {"PATH": str(tmp_path)}, []
+    monkeypatch.setattr(pwd, "getpwuid", asked.append)
+    monkeypatch.setattr(shutil, "which", lambda *_, path: asked.append(path))
+    for _ in range(2):
+        assert mps.installed(environ) == (mps.MpsSupport(""), "")
+        stale(environ)
+    assert asked == [str(tmp_path)]
+
+
 # Places
 
 
@@ -696,7 +705,7 @@ def test_an_unprivileged_user(launch, base):
     agent, pipes, keeper = launch(*NOBODY)
     assert Path(pipes).stat().st_uid == 65534
     assert daemon_of(pipes).uids().real == 65534
-    assert pipes.startswith(f"{base}/hpclaunch-mps-{pwd.getpwuid(65534).pw_name}-8.0/")
+    assert pipes.startswith(f"{base}/hpclaunch-mps-65534-8.0/")
     agent.kill()
     assert gone(keeper)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import re
@@ -19,7 +20,6 @@ from ...core.protocol.values import replace
 from ...worker import mps_messages as messages
 from ...worker.messages import decode
 from ...worker.mps_messages import EVENTS, Event
-from ...worker.processes import user_name
 from ..shared.errands import AskMps
 from ..shared.helper import Helper, numbers
 from . import foreign_mps
@@ -43,10 +43,16 @@ def installed(environ: Mapping[str, str]) -> tuple[MpsSupport, str]:
     """Return the MPS support of this node, and the pipe directory of a daemon that is not ours; ""
     if there is none. `foreign_mps.ask` finds out whether that daemon can be used.
     """
-    control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
+    control = _path_of_control(environ.get("PATH"))
     pipes = environ.get(PIPES) or DEFAULT_PIPES
     is_there = control and _is_socket(f"{pipes}/control")
     return MpsSupport(control), pipes if is_there else ""
+
+
+@functools.cache
+def _path_of_control(path: str | None) -> str:
+    """Look for MPS only once, since a file system in PATH may stall later."""
+    return shutil.which(CONTROL, path=path) or ""
 
 
 def _is_socket(path: str) -> bool:
@@ -83,7 +89,7 @@ def _places(environ: Mapping[str, str]) -> list[str]:
 
 
 def _prefix() -> str:
-    return f"hpclaunch-mps-{_short(user_name(os.geteuid()))}-"
+    return f"hpclaunch-mps-{os.geteuid()}-"
 
 
 def _short(name: str) -> str:
