@@ -83,3 +83,17 @@ def test_a_helper_that_fails_by_itself_is_replaced_less_often(clock):
     )
     clock[0] += WITHIN
     assert is_replaced(Failing())
+
+
+def test_kills_do_not_count_as_failures(clock):
+    helper, is_replaced = Serving(), Successors("n1", lambda _: None)
+
+    def ends(*, was_killed):
+        helper.was_killed = lambda: was_killed
+        return is_replaced(helper)
+
+    for _ in range(MOST_FAILED):
+        assert ends(was_killed=True)
+        assert ends(was_killed=False)
+    assert ends(was_killed=True)
+    assert not ends(was_killed=False)

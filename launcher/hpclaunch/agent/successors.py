@@ -9,8 +9,8 @@ from collections.abc import Callable
 from ..core.protocol.node_facts import HelperEnded, NodeFact
 from ..system.shared.helper import Helper
 
-MOST = 20  # helpers of a kind to replace within WITHIN
-MOST_FAILED = 2  # the limit if it was not killed: a successor most likely fails as well
+MOST = 20  # helpers of a kind to replace within WITHIN after kills
+MOST_FAILED = 2  # and after failures: a successor most likely fails as well
 WITHIN = 600.0  # seconds
 
 
@@ -21,14 +21,15 @@ class Successors:
 
     def __init__(self, host: str, record: Callable[[NodeFact], None]) -> None:
         self._host, self._record = host, record
-        self._ends: dict[type[Helper], deque[float]] = defaultdict(lambda: deque(maxlen=MOST))
+        # The newest times at which one was killed (True) or has failed.
+        self._ends: dict[tuple[type[Helper], bool], deque[float]] = {}
         self._was_replaced: dict[type[Helper], bool] = defaultdict(lambda: True)  # the last one
 
     def __call__(self, ended: Helper) -> bool:
-        ends, now = self._ends[type(ended)], time.monotonic()
-        was_killed = ended.was_killed()
+        was_killed, now = ended.was_killed(), time.monotonic()
         most = MOST if was_killed else MOST_FAILED
-        is_replaced = len(ends) < most or now >= ends[-most] + WITHIN
+        ends = self._ends.setdefault((type(ended), was_killed), deque(maxlen=most))
+        is_replaced = len(ends) < most or now >= ends[0] + WITHIN
         ends.append(now)
         if is_replaced or self._was_replaced[type(ended)]:
             self._record(
