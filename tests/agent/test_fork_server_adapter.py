@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import math
+import os
+import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +14,12 @@ import pytest
 from hpclaunch.agent.fork_server import ForkServer
 from hpclaunch.agent.logs import LastWords
 from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.model import Query, QueryKind
+from hpclaunch.system.processes.fork_server_client import ForkServerClient
 from hpclaunch.worker.fork_server_messages import Listen
 
 FD = 7
+LIMIT = 20.0  # seconds; far more than sending takes
 
 
 class DeadClient:
@@ -88,6 +94,32 @@ def test_a_round_ends_with_the_fork_server_and_not_when_the_next_one_begins(fork
     """A save that is cut short must not look as if the workers had had time to finish it."""
     assert list(fork_server.ready({FD}, 0.0)) == []
     assert fork_server._resuming.has_ended
+
+
+@pytest.mark.starts
+def test_a_fork_server_that_is_held_up_does_not_block_the_loop(fork_server, monkeypatch):
+    """Renewals of the workers' lease, and queries, would fill its socket within minutes."""
+    client = ForkServerClient()
+    pid = client._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(fork_server, "_client", client)
+    performs = fork_server.performs()
+    query = Query(QueryKind.SAMPLE, 1)
+
+    def send():
+        for until in range(10_000):
+            performs[effects.KeepWorkers](effects.KeepWorkers(float(until)))
+            performs[effects.AskWorkers](effects.AskWorkers(query))
+            fork_server.ask_vitals(lambda _: None)
+
+    loop = threading.Thread(target=send)
+    loop.start()
+    loop.join(LIMIT)
+    is_blocked = loop.is_alive()
+    os.kill(pid, signal.SIGCONT)
+    loop.join()
+    client.close()
+    assert not is_blocked
 
 
 def test_the_store_for_the_next_round_ends_the_wait_for_gpus_of_the_last(fork_server, monkeypatch):

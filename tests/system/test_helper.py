@@ -219,6 +219,7 @@ def test_one_that_has_failed_was_not_killed_though_it_is_cleaned_up_at_once(monk
     lose(helper)
     helper.abandon()
     assert not helper.was_killed()
+    helper.send_if_read(Dance("me"))  # nobody gets it
 
 
 @pytest.mark.fuzz

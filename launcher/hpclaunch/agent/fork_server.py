@@ -79,7 +79,7 @@ class ForkServer(Adapter):
     def ask_vitals(self, take: Callable[[tuple[RankVitals, ...]], None]) -> None:
         """Ask for the vitals of the workers, for the history. `take` is called with them later."""
         self._take_vitals = take
-        self._send(messages.Query(messages.HISTORY, 0))
+        self._client.send_if_read(messages.Query(messages.HISTORY, 0))
 
     def resize(self) -> None:
         """Set the size of the workers' terminals to that of the user's."""
@@ -94,7 +94,9 @@ class ForkServer(Adapter):
         return {
             effects.OpenStore: self._open_store,
             effects.StartWorkers: self._start_workers,
-            effects.KeepWorkers: lambda effect: self._send(messages.Keep(effect.until)),
+            effects.KeepWorkers: lambda effect: self._client.send_if_read(
+                messages.Keep(effect.until)
+            ),
             effects.AskWorkers: lambda effect: self._ask(effect.query),
             effects.AwaitStillness: lambda effect: self._send(
                 messages.AwaitStillness([*effect.seconds])
@@ -120,7 +122,7 @@ class ForkServer(Adapter):
     def _ask(self, query: Query) -> None:
         if query.kind is QueryKind.VITALS:
             self._health.ask_use()
-        self._send(messages.Query(query.kind.value, query.number))
+        self._client.send_if_read(messages.Query(query.kind.value, query.number))
 
     def _offer(self, notice: StepNotice) -> None:
         self._send(messages.Offer(notice.number, notice.step, notice.signum))

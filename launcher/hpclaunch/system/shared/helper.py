@@ -101,6 +101,13 @@ class Helper:
         with contextlib.suppress(OSError):  # it is gone, as receive() shows
             self._lines.send(request.encoded())
 
+    def send_if_read(self, request: Message) -> None:
+        """Send a request that a later one replaces, unless the process has many to read: once its
+        socket is full, sending blocks. Somebody may have stopped it, or it waits in the kernel.
+        """
+        if not self.lost and self._is_ready(select.POLLOUT, 0.0):
+            self.send(request)
+
     def receive(self) -> list[dict[str, Any]]:
         """Return the replies that are there. Call this when the descriptor is readable."""
         try:
