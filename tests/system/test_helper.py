@@ -222,6 +222,25 @@ def test_one_that_has_failed_was_not_killed_though_it_is_cleaned_up_at_once(monk
     helper.send_if_read(Dance("me"))  # nobody gets it
 
 
+def test_one_that_was_lost_a_while_ago_is_not_waited_for_again(parent, monkeypatch):
+    """The loop of the agent stands still meanwhile."""
+    monkeypatch.setattr("hpclaunch.system.shared.helper.ABANDON_LIMIT", 1.0)
+    server, _ = parent
+    lose(server)
+    server._lost_at -= 1.0
+    limits = []
+
+    def wait(limit):
+        limits.append(limit)
+        raise subprocess.TimeoutExpired("", limit)
+
+    with monkeypatch.context() as hanging:
+        hanging.setattr(server._process, "wait", wait)
+        server.abandon()
+        assert server.was_killed()
+    assert limits == [0.0, 1.0, 0.0]
+
+
 @pytest.mark.fuzz
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text())), st.lists(st.integers(1, 9)))
 def test_messages_arrive_in_whatever_pieces(messages, sizes):

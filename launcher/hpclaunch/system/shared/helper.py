@@ -129,7 +129,7 @@ class Helper:
 
     def was_killed(self) -> bool:
         """Return whether the process was killed from outside; call this once it is lost."""
-        self._wait()
+        self._await_exit()
         return self._process.returncode in (None, -signal.SIGKILL)
 
     def spare(self, pid: int) -> None:
@@ -151,26 +151,26 @@ class Helper:
 
     def abandon(self) -> None:
         """Kill the process and all below it. Give up soon, since it may hang in a driver. A lost
-        process that is about to end is not killed: its exit code shows whether it has failed.
+        process first gets ABANDON_LIMIT to end: its exit code shows whether it has failed.
         """
         below = descendants((), self._process.pid) if self.has_children else set()
         if self.lost:
-            self._wait()
+            self._await_exit()
         self._process.kill()
         self._leave()
         limit = time.monotonic() + ABANDON_LIMIT
-        if not self._wait():
-            return
-        if self.lost and self.has_children:
-            self._end_children(self._orphans, limit)
-        elif below:
-            self._end_children(lambda: below & self._orphans(), limit)
-
-    def _wait(self) -> bool:
-        """Wait up to ABANDON_LIMIT for the end of the process. Return whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ABANDON_LIMIT)
-        return self._process.returncode is not None
+            if self.lost and self.has_children:
+                self._end_children(self._orphans, limit)
+            elif below:
+                self._end_children(lambda: below & self._orphans(), limit)
+
+    def _await_exit(self) -> None:
+        """Wait until the lost process has ended, at most until ABANDON_LIMIT after its loss."""
+        left = self._lost_at + ABANDON_LIMIT - time.monotonic()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(min(max(0.0, left), ABANDON_LIMIT))
 
     def _is_ready(self, events: int, limit: float) -> bool:
         """Wait up to `limit` seconds for POLLIN, POLLOUT or either of the socket."""
