@@ -254,6 +254,19 @@ def test_an_agent_that_is_dialled_anew_has_one_lookup(looking):
     assert len(lookups) == 1
 
 
+def test_an_agent_that_is_dialled_anew_is_reached_by_the_first_address_that_is_found(looking):
+    """Candidates are dialled in turns, perhaps each for less time than a lookup takes."""
+    channels, lookups = looking
+    channels.dial([1], [""])
+    channels.dial([], [])
+    channels.dial([1], [""])
+    (_, early), (_, late) = lookups
+    early(Resolved(1, (HERE,)))
+    end = channels.ends[1]
+    late(Resolved(2, ()))
+    assert (len(lookups), channels.ends) == (2, {1: end})
+
+
 def test_an_agent_whose_address_becomes_known_is_dialled_at_once(looking):
     channels, lookups = looking
     channels.dial([1], [""])

@@ -190,14 +190,15 @@ class Channels(Adapter):
         self._errands.run(resolve, partial(self._resolved, agent, lookup))
 
     def _resolved(self, agent: int, lookup: object, answer: Answer | None) -> list[events.Event]:
-        if self._looked_up.get(agent) is not lookup:
-            return []  # there is a later lookup, or none is needed any longer
-        del self._looked_up[agent]
-        if isinstance(answer, Resolved):  # otherwise the next Dial resolves it again
-            if answer.addresses:
-                self._dial(agent, answer.addresses)
-            else:
-                self._resolve(agent)  # not at once: an errand pauses between its attempts
+        if agent not in self._looked_up:
+            return []  # it is connected, or is not to be dialled any longer
+        if isinstance(answer, Resolved) and answer.addresses:  # perhaps of an earlier lookup
+            del self._looked_up[agent]
+            self._dial(agent, answer.addresses)
+        elif self._looked_up[agent] is lookup:
+            del self._looked_up[agent]
+            if answer is not None:  # otherwise the next Dial resolves it again
+                self._resolve(agent)  # not at once: the errand has paused
         return []
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import encodings.idna  # noqa: F401  for the lookup of names
 import os
 import threading
+import time
 import traceback
 from collections.abc import Collection
 
@@ -65,8 +66,10 @@ class ErrandService:
                 return slurm_end.find(errand)
             case errands.Resolve(host=host):
                 addresses: list[str] = []
-                with contextlib.suppress(OSError):
-                    addresses = route.resolve_patiently(host)
+                try:
+                    addresses = route.resolve_node(host)
+                except OSError:
+                    time.sleep(route.PAUSE)  # the agent looks it up again
                 return errands.Resolved(number, tuple(addresses))
             case errands.Explain(host=host, addresses=tried, ports=ports):
                 return errands.Explained(number, reachability.explain(host, tried, ports))

@@ -41,7 +41,7 @@ class JobEndFound(Message):
 
 
 class Resolve(Message):
-    """Look up the addresses of a node, a few times if need be. Answered by Resolved."""
+    """Look up the addresses of a node. Answered by Resolved; after a pause if there are none."""
 
     limit = 300.0  # seconds; resolvers have time-outs of their own
     host: str
