@@ -2,7 +2,6 @@
 
 import math
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -159,14 +158,13 @@ def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypat
 
 
 def test_the_time_left_is_that_of_the_answer_however_long_slurm_takes(monkeypatch):
-    clock = SimpleNamespace(time=lambda: 1000.0)
+    now = [1000.0]
 
     def take_long(*_):
-        clock.time = lambda: 1009.0
+        now[0] += 9.0
         return ""
 
-    monkeypatch.setattr(slurm_end, "time", clock)
-    monkeypatch.setattr(slurm_end, "seconds", lambda text: float(text) if text else None)
+    monkeypatch.setattr(time, "time", lambda: now[0])
     monkeypatch.setattr(slurm_end, "shown", lambda *_: {"EndTime": "1100"})
     monkeypatch.setattr(slurm_end, "said", take_long)
     question = {"job": "7", "step": "", "end": "", "restarts": "", "nodes": "n1", "since": 1.0}
