@@ -91,14 +91,14 @@ def test_the_loop_runs_while_the_workers_of_a_dead_fork_server_end(fork_server):
 
 
 def test_a_round_ends_with_the_fork_server_and_not_when_the_next_one_begins(fork_server):
-    """A save that is cut short must not look as if the workers had had time to finish it."""
+    """A save that was cut short must not look as if the workers had had time to finish it."""
     assert list(fork_server.ready({FD}, 0.0)) == []
     assert fork_server._resuming.has_ended
 
 
 @pytest.mark.starts
 def test_a_fork_server_that_is_held_up_does_not_block_the_loop(fork_server, monkeypatch):
-    """Renewals of the workers' lease, and queries, would fill its socket within minutes."""
+    """Lease renewals and queries would fill its socket within minutes."""
     client = ForkServerClient()
     pid = client._process.pid
     os.kill(pid, signal.SIGSTOP)

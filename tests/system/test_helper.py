@@ -223,7 +223,7 @@ def test_one_that_has_failed_was_not_killed_though_it_is_cleaned_up_at_once(monk
 
 
 def test_one_that_was_lost_a_while_ago_is_not_waited_for_again(parent, monkeypatch):
-    """The loop of the agent stands still meanwhile."""
+    """The agent sends no heartbeat while it waits."""
     monkeypatch.setattr("hpclaunch.system.shared.helper.ABANDON_LIMIT", 1.0)
     server, _ = parent
     lose(server)

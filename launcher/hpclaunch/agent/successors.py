@@ -21,7 +21,7 @@ class Successors:
 
     def __init__(self, host: str, record: Callable[[NodeFact], None]) -> None:
         self._host, self._record = host, record
-        # The newest times at which one was killed (True) or has failed.
+        # When the last helpers of a kind were killed (True), and when they failed (False).
         self._ends: dict[tuple[type[Helper], bool], deque[float]] = {}
         self._was_replaced: dict[type[Helper], bool] = defaultdict(lambda: True)  # the last one
 

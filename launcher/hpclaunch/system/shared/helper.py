@@ -102,8 +102,8 @@ class Helper:
             self._lines.send(request.encoded())
 
     def send_if_read(self, request: Message) -> None:
-        """Send a request that a later one replaces, unless the process has many to read: once its
-        socket is full, sending blocks. Somebody may have stopped it, or it waits in the kernel.
+        """Send a request that a later one replaces. Leave it out while many requests are unread:
+        once the socket is full, sending blocks until the process, which may hang, reads again.
         """
         if not self.lost and self._is_ready(select.POLLOUT, 0.0):
             self.send(request)
