@@ -1,5 +1,6 @@
 """hpclaunch replay: what happened, from the journals of real jobs."""
 
+import errno
 import json
 import math
 import os
@@ -194,6 +195,17 @@ def test_nothing_there(tmp_path, capsys):
     assert main(["replay", str(tmp_path)]) == 2
     assert "no journal in" in capsys.readouterr().err
     assert main(["replay"]) == 2
+
+
+def test_a_directory_that_cannot_be_read(replayed, logs, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+    done = replayed(logs)
+    assert done.returncode == 2
+    assert done.stderr == f"hpclaunch: error: cannot read {logs}: Permission denied\n"
 
 
 def test_a_pager_may_leave(logs):
