@@ -174,6 +174,7 @@ def test_a_follower_that_is_left(tmp_path, signum):
     [
         ((), "there is no launch in hpclaunch-logs: name a Slurm job or a log directory"),
         (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
+        (("",), "the name of the job is empty"),
         (("nowhere",), "nowhere: No such file or directory"),
         ((".",), "no worker has written anything in ."),
         (("--grep", "("), "'(' is not a regular expression: "),
