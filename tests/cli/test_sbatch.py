@@ -215,7 +215,7 @@ def test_a_profile_of_ones_own(cwd, printed):
     text = printed("--profile", "here.toml", "--account", "me", "train.py")
     assert "#SBATCH --gres=gpu:8 --constraint=fast    # a node of here has 8\n" in text
     assert text.endswith("conda activate x\nsrun hpclaunch train.py\n")
-    for type_ in ("v100:2", "h100:8"):
+    for type_ in ("v100:2", "h100:8", "1g.10gb:2", "a100_3g.20gb:1"):
         options = ["--profile", "here.toml", "--account", "me", "--gpus-per-node", type_]
         text = printed(*options, "train.py")
         assert f"--gres=gpu:{type_} " in text
