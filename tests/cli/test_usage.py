@@ -237,11 +237,11 @@ def test_help_does_not_load_the_agent(cwd):
 
 
 @pytest.mark.starts
-def test_a_directory_that_is_gone(tmp_path):
-    path = script(tmp_path, "print('ran')")
+@pytest.mark.parametrize("words", ["--nproc 1", "--stage --checkpoint-dir saved", "sbatch"])
+def test_a_directory_that_is_gone(tmp_path, words):
     gone = tmp_path / "gone"
     gone.mkdir()
-    line = f"cd '{gone}'; rmdir '{gone}'; {HPCLAUNCH} --nproc 1 '{path}'"
+    line = f"cd '{gone}'; rmdir '{gone}'; {HPCLAUNCH} {words} train.py"
     done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True)
     assert done.returncode == 2
     assert "the directory in which hpclaunch was started no longer exists" in done.stderr

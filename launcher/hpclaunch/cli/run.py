@@ -25,7 +25,15 @@ IN_BRACES = re.compile(r"(?<!\$)\{[\w -]*\}")  # without ${NAME}, which is for t
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that are wrong on any machine."""
+    """Raise UsageError for options that are wrong on any machine, or if the working directory, on
+    which they depend, is gone.
+    """
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise UsageError(
+            "the directory in which hpclaunch was started no longer exists: cd elsewhere"
+        ) from e
     if options.logs_specs not in (None, "default"):
         raise UsageError(
             f"--logs-specs {options.logs_specs}: torchrun's plugins are classes of torch, which "
@@ -117,12 +125,6 @@ def run(
 
     from . import program
 
-    try:
-        os.getcwd()
-    except OSError as e:
-        raise UsageError(
-            "the directory in which hpclaunch was started no longer exists: cd elsewhere"
-        ) from e
     if program.is_on_stdin(options):
         from hpclaunch.system.shared import standard_input
 
