@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 from launching import HPCLAUNCH, hpclaunch, script
@@ -246,6 +247,21 @@ def test_a_directory_that_is_gone(tmp_path, words):
     assert done.returncode == 2
     assert "the directory in which hpclaunch was started no longer exists" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Interrupted:
+    """An import that the user interrupts."""
+
+    def find_spec(self, name, *_):
+        if name == "hpclaunch.cli.command_line":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_during_the_imports(in_process, cwd, monkeypatch):
+    monkeypatch.delitem(sys.modules, "hpclaunch.cli.command_line", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    done = in_process("status", cwd=cwd)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 PRINTING = [
