@@ -21,12 +21,6 @@ def is_possible() -> bool:
     return shutil.which("scontrol") is not None
 
 
-def name_of(job: str, environ: Mapping[str, str]) -> str:
-    """Return the job's id, or ARRAY_TASK for an element: its id may be that of the whole array."""
-    array, task = (environ.get(f"SLURM_ARRAY_{n}", "") for n in ("JOB_ID", "TASK_ID"))
-    return f"{array}_{task}" if array and task else job
-
-
 def requeue(job: str, environ: Mapping[str, str]) -> None:
     """Have Slurm end this job and start it again. Raises RefusedError.
 

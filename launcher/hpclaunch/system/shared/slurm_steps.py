@@ -98,6 +98,12 @@ def runs_before(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
+def name_of(job: str, environ: Mapping[str, str]) -> str:
+    """Return the job's id, or ARRAY_TASK for an element: its id may be that of the whole array."""
+    array, task = (environ.get(f"SLURM_ARRAY_{n}", "") for n in ("JOB_ID", "TASK_ID"))
+    return f"{array}_{task}" if array and task else job
+
+
 def elements_before(environ: Mapping[str, str]) -> int:
     """Return how far the index of this element of an array is from the lowest one."""
     first = _number(environ.get("SLURM_ARRAY_TASK_MIN", ""))
