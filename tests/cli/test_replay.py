@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,6 +207,15 @@ def test_a_directory_that_cannot_be_read(replayed, logs, monkeypatch):
     done = replayed(logs)
     assert done.returncode == 2
     assert done.stderr == f"hpclaunch: error: cannot read {logs}: Permission denied\n"
+
+
+def test_more_journals_than_files_may_be_open(logs, tmp_path):
+    for agent in range(60):
+        shutil.copy(logs / "journal.jsonl", tmp_path / f"journal-agent-{agent}.jsonl")
+    limited = ("prlimit", "--nofile=40:400")
+    done = hpclaunch("replay", tmp_path, cwd=tmp_path, before=limited)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("begins, ") == 60
 
 
 def test_a_pager_may_leave(logs):

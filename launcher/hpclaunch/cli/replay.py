@@ -54,7 +54,10 @@ def prepare_parser(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
+    from hpclaunch.system.shared import open_file_limit
+
     files = _files(options.journal)
+    open_file_limit.raise_to(len(files))  # all are read at the same time
     names: dict[str, int] = {}
     agents = [_Agent(path, names, verbose=options.verbose) for path in files]
     lines = heapq.merge(*(agent.lines() for agent in agents), key=lambda line: line[0])
