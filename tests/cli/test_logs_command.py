@@ -307,3 +307,9 @@ def test_another_users_logs_are_refused_with_a_word(in_process, tmp_path):
         "",
         f"hpclaunch: error: {complaint}\n",
     )
+    (here / "rank-1.out").write_text("another line\n")
+    said = in_process("logs", "logs", cwd=tmp_path)
+    assert said.returncode == 0
+    assert said.stdout.endswith("[1]: another line\n")
+    complaint = "not shown: logs/round-0/rank-0.out: it belongs to another user"
+    assert said.stderr == f"hpclaunch: {complaint}\n"
