@@ -36,6 +36,7 @@ def cwd(tmp_path):
     ("args", "says"),
     [
         ([], "no training script: hpclaunch [options] SCRIPT"),
+        (["", "--lr", "1"], "no training script: hpclaunch [options] SCRIPT"),
         (["missing.py"], "no script missing.py in "),
         (
             ["state"],
