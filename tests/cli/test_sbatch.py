@@ -133,10 +133,17 @@ def test_a_container_has_its_own_python(printed, option, last):
 
 @pytest.mark.starts
 @pytest.mark.parametrize(
-    ("element", "asked"), [({}, "71"), ({"ARRAY_JOB_ID": "71", "ARRAY_TASK_ID": "4"}, "71_4")]
+    ("element", "asked"),
+    [
+        ({}, "71"),
+        ({"ARRAY_JOB_ID": "71", "ARRAY_TASK_ID": "4"}, "71_4"),
+        ({"ARRAY_JOB_ID": "70", "ARRAY_TASK_ID": "4"}, "71"),
+    ],
 )
 def test_a_container_is_started_again_by_the_script(printed, tmp_path, element, asked):
-    """The id of the last element of an array is that of all of them."""
+    """The id of the last element of an array is that of all of them. A job that an element has
+    submitted inherits the element's variables.
+    """
     text = printed("--requeue", "--apptainer", "an image.sif", "--", *SAVED, "inside.py")
     job = script(tmp_path, text, "job.sh")
     for name, does in (("srun", "exit 75"), ("scontrol", 'echo "$@"')):

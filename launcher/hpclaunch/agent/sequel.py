@@ -15,7 +15,6 @@ from ..core.protocol.wording import harmless
 from ..observe.node_console import words_of_another_run
 from ..system.hosts import requeue
 from ..system.processes.signals import wait_for_end
-from ..system.shared import slurm_steps
 from ..system.shared.helper import say_now
 
 # Seconds to wait until Slurm ends the step: after the request, and after the time it has announced.
@@ -34,7 +33,7 @@ def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: 
             _end_chain(environ)
         case Sequel.REQUEUE if not requeue.is_possible():
             if leads:
-                name = slurm_steps.name_of(job.slurm_id, environ)
+                name = requeue.name_of(job.slurm_id, environ)
                 _show(AnotherRun(AnotherRunKind.BY_SCRIPT, name))
         case Sequel.REQUEUE:
             if not leads or _requeue(job, environ):
@@ -45,7 +44,7 @@ def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: 
 
 def _requeue(job: Job, environ: Mapping[str, str]) -> bool:
     """Ask Slurm to requeue the job. Return whether it does, and so is about to end this step."""
-    name = slurm_steps.name_of(job.slurm_id, environ)
+    name = requeue.name_of(job.slurm_id, environ)
     _show(AnotherRun(AnotherRunKind.FOLLOWS, name, run=job.requeueing.before + 2))
     try:
         requeue.requeue(name, environ)

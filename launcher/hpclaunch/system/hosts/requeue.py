@@ -21,6 +21,12 @@ def is_possible() -> bool:
     return shutil.which("scontrol") is not None
 
 
+def name_of(job: str, environ: Mapping[str, str]) -> str:
+    """Return the job's id, or ARRAY_TASK for the element whose id is that of the whole array."""
+    is_arrays = environ.get("SLURM_ARRAY_JOB_ID") == job
+    return (is_arrays and slurm_steps.element_of(environ)) or job
+
+
 def requeue(job: str, environ: Mapping[str, str]) -> None:
     """Have Slurm end this job and start it again. Raises RefusedError.
 

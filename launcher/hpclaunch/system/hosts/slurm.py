@@ -56,7 +56,7 @@ def allocation(
     if job:
         _check_shell(job, environ, alone=alone)
     if job and chain:
-        job = slurm_steps.name_of(job, environ)
+        job = slurm_steps.element_of(environ) or job
     return _alone(f"{job}.batch" if job else f"local-{unique}", unique)
 
 
@@ -162,7 +162,7 @@ def _of_step(environ: Mapping[str, str], run_id: str, *, chain: bool) -> Allocat
         if not (0 <= node < len(hosts) and 0 <= local < tasks[node]):
             raise ValueError(f"task {local} of node {node} is not part of it")
         index = sum(tasks[:node]) + local
-        job = slurm_steps.name_of(_job(environ), environ) if chain else _job(environ)
+        job = (chain and slurm_steps.element_of(environ)) or _job(environ)
         name = f"{job}.{environ['SLURM_STEP_ID']}"
         jobs = (environ["SLURM_JOB_ID"], _job(environ), environ.get("SLURM_ARRAY_JOB_ID"), "")
         own = "" if run_id in jobs else run_id  # many scripts give the job's id

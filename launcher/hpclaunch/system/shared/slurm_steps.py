@@ -98,10 +98,12 @@ def runs_before(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def name_of(job: str, environ: Mapping[str, str]) -> str:
-    """Return the job's id, or ARRAY_TASK for an element: its id may be that of the whole array."""
+def element_of(environ: Mapping[str, str]) -> str:
+    """Return ARRAY_TASK for an element of an array, and for a job that an element has submitted,
+    since this inherits the element's variables; "" for any other job.
+    """
     array, task = (environ.get(f"SLURM_ARRAY_{n}", "") for n in ("JOB_ID", "TASK_ID"))
-    return f"{array}_{task}" if array and task else job
+    return f"{array}_{task}" if array and task else ""
 
 
 def elements_before(environ: Mapping[str, str]) -> int:
