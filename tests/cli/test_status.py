@@ -366,21 +366,6 @@ def test_the_log_directory_of_a_launch_that_runs(tmp_path):
             assert watch.returncode == 0
 
 
-def test_the_jobs_of_a_chain_are_found_by_the_id_of_the_array(tmp_path):
-    path = script(tmp_path, "import os; print('element', os.environ['SLURM_ARRAY_TASK_ID'])")
-    job = {"SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1", "SLURM_ARRAY_JOB_ID": "70"}
-    for element in ("1", "2"):
-        of_element = {"SLURM_JOB_ID": f"7{element}", "SLURM_ARRAY_TASK_ID": element}
-        words = ("--nproc", 1, "--cold", "--chain", "--checkpoint-dir", "saved", path)
-        done = hpclaunch(*words, cwd=tmp_path, env={**job, **of_element, "PATH": str(tmp_path)})
-        assert done.returncode == 0, done.stderr
-    for which, found in (("70", "12"), ("70_1", "1"), ("70_2", "2")):
-        done = hpclaunch("logs", which, cwd=tmp_path)
-        assert re.findall(r"element (\d)", done.stdout) == list(found), done.stderr
-        done = hpclaunch("status", which, cwd=tmp_path, env={"PATH": str(tmp_path)})
-        assert done.stdout.startswith(f"70_{found[-1]}.batch  ended "), done.stderr
-
-
 def test_a_file_of_that_name_comes_first(tmp_path):
     script(tmp_path, "print('mine')\n", "status")
     done = hpclaunch("status", cwd=tmp_path)

@@ -85,17 +85,6 @@ def test_a_step_of_one_launch_is_its_name(own):
     assert (where.name, where.identity) == ("7.0", "7.0")
 
 
-def test_an_element_of_a_chain_is_named_as_such():
-    """A job that an element has submitted inherits the element's variables, but not --chain."""
-    element = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "2"}
-    batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
-    for name, environ in (("0", STEP), ("batch", batch)):
-        for chain, job in ((True, "70_2"), (False, "7")):
-            where = slurm.allocation({**environ, **element}, unique="x", chain=chain)
-            assert where.name == f"{job}.{name}"
-        assert slurm.allocation(environ, unique="x", chain=True).name == f"7.{name}"
-
-
 def test_only_the_element_with_the_id_of_the_array_is_requeued_by_its_index():
     """Slurm would requeue the whole array. The variables of other jobs may be inherited ones."""
     element = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "2"}

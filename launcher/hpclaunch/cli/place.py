@@ -30,13 +30,11 @@ def locate(
     step = slurm.in_step(environ)
     given = options.nnodes
     if options.standalone or (not step and given == (1, 1)):
-        return _alone(options, environ, unique, step=step)
+        return _alone(environ, unique, step=step)
     several = given is not None and given[1] > 1
     named = options.rdzv_endpoint is not None or options.master_addr is not None
     if step or "SLURM_JOB_ID" in environ:
-        where = slurm.allocation(
-            environ, unique=unique, run_id=options.rdzv_id or "", chain=options.chain
-        )
+        where = slurm.allocation(environ, unique=unique, run_id=options.rdzv_id or "")
         if several and given[1] < where.nodes:
             where = where.led_from(_meeting_point(options)[1])
         # If a step of one task names a rendezvous endpoint, every machine has its own step.
@@ -56,9 +54,9 @@ def locate(
 
 
 def _alone(
-    options: argparse.Namespace, environ: Mapping[str, str], unique: str, *, step: bool
+    environ: Mapping[str, str], unique: str, *, step: bool
 ) -> tuple[Allocation, list[LaunchNote]]:
-    where = slurm.allocation(environ, unique=unique, alone=True, chain=options.chain)
+    where = slurm.allocation(environ, unique=unique, alone=True)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if not step or tasks == "1":
         return where, []

@@ -31,33 +31,25 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 
 def allocation(
-    environ: Mapping[str, str],
-    *,
-    unique: str,
-    run_id: str = "",
-    alone: bool = False,
-    chain: bool = False,
+    environ: Mapping[str, str], *, unique: str, run_id: str = "", alone: bool = False
 ) -> Allocation:
     """Return the allocation that the environment of a step describes.
 
     `unique` distinguishes launches outside of a step, and the user's `run_id` those in one step.
-    With `alone`, other tasks of the step and other nodes of the job are ignored. With `chain`, the
-    job is named as an element of its array, so that all launches of a chain are found by its id.
-    Other jobs are not, since a job that an element has submitted inherits the element's variables.
+    With `alone`, other tasks of the step and other nodes of the job are ignored.
     """
     job = environ.get("SLURM_JOB_ID")
     if job and not alone:
         _check_job(environ)
     if in_step(environ):
-        where = _of_step(environ, run_id, chain=chain)
+        where = _of_step(environ, run_id)
         if alone or (not where.alone and _has_only_terminal(where, environ)):
             return _alone(f"{where.name}.{where.index}", unique)
         return where
     if job:
         _check_shell(job, environ, alone=alone)
-    if job and chain:
-        job = slurm_steps.element_of(environ) or job
-    return _alone(f"{job}.batch" if job else f"local-{unique}", unique)
+    name = f"{job}.batch" if job else f"local-{unique}"
+    return _alone(name, unique)
 
 
 def _alone(name: str, unique: str) -> Allocation:
@@ -142,7 +134,7 @@ def _check_not_over(job: str, environ: Mapping[str, str]) -> None:
         )
 
 
-def _of_step(environ: Mapping[str, str], run_id: str, *, chain: bool) -> Allocation:
+def _of_step(environ: Mapping[str, str], run_id: str) -> Allocation:
     try:
         hosts = expand(environ["SLURM_STEP_NODELIST"])
         tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -162,8 +154,7 @@ def _of_step(environ: Mapping[str, str], run_id: str, *, chain: bool) -> Allocat
         if not (0 <= node < len(hosts) and 0 <= local < tasks[node]):
             raise ValueError(f"task {local} of node {node} is not part of it")
         index = sum(tasks[:node]) + local
-        job = (chain and slurm_steps.element_of(environ)) or _job(environ)
-        name = f"{job}.{environ['SLURM_STEP_ID']}"
+        name = f"{_job(environ)}.{environ['SLURM_STEP_ID']}"
         jobs = (environ["SLURM_JOB_ID"], _job(environ), environ.get("SLURM_ARRAY_JOB_ID"), "")
         own = "" if run_id in jobs else run_id  # many scripts give the job's id
         if own:

@@ -26,7 +26,7 @@ def newest(which: str) -> LaunchSnapshot | None:
     above = of_all_launches()
     places = [Path(which)]
     if "/" not in which:
-        places += [above / which, *above.glob(f"{glob.escape(which)}[._]*")]
+        places += [above / which, *above.glob(f"{glob.escape(which)}.*")]
     found = []
     for place in places:
         with contextlib.suppress(OSError, msgspec.MsgspecError):

@@ -98,14 +98,6 @@ def runs_before(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def element_of(environ: Mapping[str, str]) -> str:
-    """Return ARRAY_TASK for an element of an array, and for a job that an element has submitted,
-    since this inherits the element's variables; "" for any other job.
-    """
-    array, task = (environ.get(f"SLURM_ARRAY_{n}", "") for n in ("JOB_ID", "TASK_ID"))
-    return f"{array}_{task}" if array and task else ""
-
-
 def elements_before(environ: Mapping[str, str]) -> int:
     """Return how far the index of this element of an array is from the lowest one."""
     first = _number(environ.get("SLURM_ARRAY_TASK_MIN", ""))
