@@ -150,8 +150,8 @@ def test_a_container_is_started_again_by_the_script(printed, tmp_path, element, 
         script(tmp_path, f"#!/bin/sh\n{does}\n", name).chmod(0o755)
     variables = {f"SLURM_{name}": value for name, value in element.items()}
     env = environment(PATH=f"{tmp_path}:/bin:/usr/bin", SLURM_JOB_ID="71", **variables)
-    done = subprocess.run(["bash", job], env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (75, f"requeue {asked}\n"), done.stderr
+    done = subprocess.run(["bash", "-u", job], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (75, f"requeue {asked}\n", "")
 
 
 @pytest.mark.starts
