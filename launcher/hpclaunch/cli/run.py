@@ -25,15 +25,7 @@ IN_BRACES = re.compile(r"(?<!\$)\{[\w -]*\}")  # without ${NAME}, which is for t
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that are wrong on any machine, or if the working directory, on
-    which they depend, is gone.
-    """
-    try:
-        os.getcwd()
-    except OSError as e:
-        raise UsageError(
-            "the directory in which hpclaunch was started no longer exists: cd elsewhere"
-        ) from e
+    """Raise UsageError for options that are wrong on any machine."""
     if options.logs_specs not in (None, "default"):
         raise UsageError(
             f"--logs-specs {options.logs_specs}: torchrun's plugins are classes of torch, which "
@@ -63,6 +55,16 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError(f"--resume-with {options.resume_with!r}: {e}") from e
 
 
+def check_directory() -> None:
+    """Raise UsageError if the working directory is gone."""
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise UsageError(
+            "the directory in which hpclaunch was started no longer exists: cd elsewhere"
+        ) from e
+
+
 def _check_checkpoint_options(options: argparse.Namespace) -> None:
     """Raise UsageError for an option that needs --checkpoint-dir, if that is missing."""
     if options.checkpoint_dir is not None:
@@ -85,6 +87,7 @@ def _check_stage(options: argparse.Namespace) -> None:
     """Raise UsageError if --stage cannot work with this --checkpoint-dir."""
     if options.stage is None:
         return
+    check_directory()
     from hpclaunch.system.checkpoints import split  # most launches do not need it
 
     path, _ = split(str(options.checkpoint_dir))
@@ -125,6 +128,7 @@ def run(
 
     from . import program
 
+    check_directory()
     if program.is_on_stdin(options):
         from hpclaunch.system.shared import standard_input
 
