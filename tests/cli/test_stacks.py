@@ -217,12 +217,12 @@ def test_no_slurm(tmp_path):
 
 def test_a_reader_that_cannot_be_started(in_process, tmp_path, monkeypatch):
     def fail(_whole):
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "python")
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # fork names no file
 
     monkeypatch.setattr(worker_stacks, "here", fail)
     done = in_process("stacks", cwd=tmp_path)
     assert done.returncode == 2
-    why = "cannot look at this machine: Resource temporarily unavailable: python"
+    why = "cannot look at this machine: Resource temporarily unavailable"
     assert done.stderr == f"hpclaunch: error: {why}\n"
 
 

@@ -54,7 +54,8 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         else:
             workers, complaint = worker_stacks.of_job(job, whole, environ)
     except OSError as e:
-        raise UsageError(f"cannot look at {where}: {e.strerror}: {e.filename}") from e
+        why = ": ".join(filter(None, (e.strerror, e.filename)))
+        raise UsageError(f"cannot look at {where}: {why}") from e
     if not workers:
         raise UsageError(_nothing(job, complaint))
     unseen = f"not all of {where} was seen: {complaint}" if complaint else ""
