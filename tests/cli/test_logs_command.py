@@ -174,6 +174,7 @@ def test_a_follower_that_is_left(tmp_path, signum):
     [
         ((), "there is no launch in hpclaunch-logs: name a Slurm job or a log directory"),
         (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
+        (("",), "the name of the job is empty"),
         (("nowhere",), "nowhere: No such file or directory"),
         ((".",), "no worker has written anything in ."),
         (("--grep", "("), "'(' is not a regular expression: "),
@@ -306,3 +307,9 @@ def test_another_users_logs_are_refused_with_a_word(in_process, tmp_path):
         "",
         f"hpclaunch: error: {complaint}\n",
     )
+    (here / "rank-1.out").write_text("another line\n")
+    said = in_process("logs", "logs", cwd=tmp_path)
+    assert said.returncode == 0
+    assert said.stdout.endswith("[1]: another line\n")
+    complaint = "not shown: logs/round-0/rank-0.out: it belongs to another user"
+    assert said.stderr == f"hpclaunch: {complaint}\n"

@@ -1,8 +1,10 @@
 """hpclaunch replay: what happened, from the journals of real jobs."""
 
+import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,6 +196,26 @@ def test_nothing_there(tmp_path, capsys):
     assert main(["replay", str(tmp_path)]) == 2
     assert "no journal in" in capsys.readouterr().err
     assert main(["replay"]) == 2
+
+
+def test_a_directory_that_cannot_be_read(replayed, logs, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+    done = replayed(logs)
+    assert done.returncode == 2
+    assert done.stderr == f"hpclaunch: error: cannot read {logs}: Permission denied\n"
+
+
+def test_more_journals_than_files_may_be_open(logs, tmp_path):
+    for agent in range(60):
+        shutil.copy(logs / "journal.jsonl", tmp_path / f"journal-agent-{agent}.jsonl")
+    limited = ("prlimit", "--nofile=40:400")
+    done = hpclaunch("replay", tmp_path, cwd=tmp_path, before=limited)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("begins, ") == 60
 
 
 def test_a_pager_may_leave(logs):

@@ -133,18 +133,25 @@ def test_a_container_has_its_own_python(printed, option, last):
 
 @pytest.mark.starts
 @pytest.mark.parametrize(
-    ("element", "asked"), [({}, "71"), ({"ARRAY_JOB_ID": "71", "ARRAY_TASK_ID": "4"}, "71_4")]
+    ("element", "asked"),
+    [
+        ({}, "71"),
+        ({"ARRAY_JOB_ID": "71", "ARRAY_TASK_ID": "4"}, "71_4"),
+        ({"ARRAY_JOB_ID": "70", "ARRAY_TASK_ID": "4"}, "71"),
+    ],
 )
 def test_a_container_is_started_again_by_the_script(printed, tmp_path, element, asked):
-    """The id of the last element of an array is that of all of them."""
+    """The id of the last element of an array is that of all of them. A job that an element has
+    submitted inherits the element's variables.
+    """
     text = printed("--requeue", "--apptainer", "an image.sif", "--", *SAVED, "inside.py")
     job = script(tmp_path, text, "job.sh")
     for name, does in (("srun", "exit 75"), ("scontrol", 'echo "$@"')):
         script(tmp_path, f"#!/bin/sh\n{does}\n", name).chmod(0o755)
     variables = {f"SLURM_{name}": value for name, value in element.items()}
     env = environment(PATH=f"{tmp_path}:/bin:/usr/bin", SLURM_JOB_ID="71", **variables)
-    done = subprocess.run(["bash", job], env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (75, f"requeue {asked}\n"), done.stderr
+    done = subprocess.run(["bash", "-u", job], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (75, f"requeue {asked}\n", "")
 
 
 @pytest.mark.starts
@@ -215,7 +222,7 @@ def test_a_profile_of_ones_own(cwd, printed):
     text = printed("--profile", "here.toml", "--account", "me", "train.py")
     assert "#SBATCH --gres=gpu:8 --constraint=fast    # a node of here has 8\n" in text
     assert text.endswith("conda activate x\nsrun hpclaunch train.py\n")
-    for type_ in ("v100:2", "h100:8"):
+    for type_ in ("v100:2", "h100:8", "1g.10gb:2", "a100_3g.20gb:1"):
         options = ["--profile", "here.toml", "--account", "me", "--gpus-per-node", type_]
         text = printed(*options, "train.py")
         assert f"--gres=gpu:{type_} " in text

@@ -1,5 +1,6 @@
 """hpclaunch stacks: the places where workers are, which continue undisturbed."""
 
+import errno
 import os
 import re
 import shutil
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 from launching import LIMIT, command_of, end, fork_server, hpclaunch, script, start, until
+
+from hpclaunch.system.processes import worker_stacks
 
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 
@@ -212,18 +215,29 @@ def test_no_slurm(tmp_path):
     assert done.stderr.startswith("hpclaunch: error: cannot look at job 71: No such file")
 
 
+def test_a_reader_that_cannot_be_started(in_process, tmp_path, monkeypatch):
+    def fail(_whole):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # fork names no file
+
+    monkeypatch.setattr(worker_stacks, "here", fail)
+    done = in_process("stacks", cwd=tmp_path)
+    assert done.returncode == 2
+    why = "cannot look at this machine: Resource temporarily unavailable"
+    assert done.stderr == f"hpclaunch: error: {why}\n"
+
+
 def test_of_a_variable_that_is_not_set(tmp_path):
     done = hpclaunch("stacks", "", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("hpclaunch: error: the name of the job is empty")
 
 
-def of_job(directory, squeue, srun):
+def of_job(directory, squeue, srun, *options):
     """Return the command with stand-ins for Slurm's, as shell scripts."""
     for name, text in (("squeue", squeue), ("srun", srun)):
         script(directory, f"#!/bin/sh\n{text}\n", name).chmod(0o755)
     env = {"PATH": f"{directory}:/bin:/usr/bin"}
-    done = hpclaunch("stacks", "71", cwd=directory, env=env)
+    done = hpclaunch("stacks", "71", *options, cwd=directory, env=env)
     assert done.returncode == 2
     assert done.stdout == ""
     return done.stderr.removeprefix("hpclaunch: error: ")
@@ -247,6 +261,12 @@ RUNS = "echo 71 2 RUNNING"
 )
 def test_slurm_says_no(tmp_path, squeue, srun, says):
     assert of_job(tmp_path, squeue, srun) == says
+
+
+def test_a_rank_of_a_node_that_does_not_answer(tmp_path):
+    srun = """echo hpclaunch-stacks n1 '[{"rank": 0}]'; exit 3"""
+    says = "no rank 1: there is rank 0; not all of job 71 was seen: exit code 3\n"
+    assert of_job(tmp_path, RUNS, srun, "--rank", 1) == says
 
 
 # As su, which waits for its child: root's by its effective uid, with descriptors of its caller.

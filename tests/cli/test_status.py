@@ -16,7 +16,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from launching import HPCLAUNCH, LIMIT, end, hpclaunch, script, start, until
+from launching import HPCLAUNCH, LIMIT, end, family, hpclaunch, script, start, until
 
 from hpclaunch.cli import status
 from hpclaunch.core.protocol.job_snapshot import JobSnapshot, LaunchSnapshot
@@ -335,6 +335,10 @@ def test_the_log_directory_answers_when_nobody_does(tmp_path):
         assert re.match(rf"{launch['name']}  ended \d+ s ago · round 0", done.stdout)
         assert "ended with code 0: all workers ended with 0" in done.stdout
         assert "left: " not in done.stdout
+        for command in (("status", "--watch"), ("top",)):
+            done = hpclaunch(*command, name, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            assert re.fullmatch(rf"{launch['name']}: ended .*\n", done.stdout)
     file = os.path.join(launch["logs"], "status.json")
     assert os.stat(file).st_mode & 0o777 == 0o600
     with open(file, "w") as f:
@@ -352,6 +356,14 @@ def test_the_log_directory_of_a_launch_that_runs(tmp_path):
         done = hpclaunch("status", launch["logs"], cwd=tmp_path)
         assert done.stdout.startswith(f"{launch['name']}  running for "), done.stderr
         assert "no longer answers" not in done.stdout
+        command = [HPCLAUNCH, "status", "--watch", launch["logs"]]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path
+        ) as watch:
+            line = watch.stdout.readline()
+            for pid in family(watch):
+                os.kill(pid, signal.SIGKILL)
+        assert line.startswith(f"{launch['name']}: running for ")
         assert run.ends()[0] == 0
 
 

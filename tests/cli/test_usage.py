@@ -5,11 +5,12 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 from launching import HPCLAUNCH, hpclaunch, script
 
-from hpclaunch.cli import COMMANDS
+from hpclaunch.cli import COMMANDS, shim
 from lines import only
 from surroundings import environment
 
@@ -35,6 +36,7 @@ def cwd(tmp_path):
     ("args", "says"),
     [
         ([], "no training script: hpclaunch [options] SCRIPT"),
+        (["", "--lr", "1"], "no training script: hpclaunch [options] SCRIPT"),
         (["missing.py"], "no script missing.py in "),
         (
             ["state"],
@@ -237,15 +239,38 @@ def test_help_does_not_load_the_agent(cwd):
 
 
 @pytest.mark.starts
-def test_a_directory_that_is_gone(tmp_path):
-    path = script(tmp_path, "print('ran')")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--nproc 1", 2),
+        ("--stage --checkpoint-dir saved", 2),
+        ("sbatch", 2),
+        (f"{shim.WORD}torchrun", 1),
+    ],
+)
+def test_a_directory_that_is_gone(tmp_path, words, code):
     gone = tmp_path / "gone"
     gone.mkdir()
-    line = f"cd '{gone}'; rmdir '{gone}'; {HPCLAUNCH} --nproc 1 '{path}'"
-    done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "the directory in which hpclaunch was started no longer exists" in done.stderr
-    assert "Traceback" not in done.stderr
+    line = f"cd '{gone}'; rmdir '{gone}'; {HPCLAUNCH} {words} train.py"
+    env = environment(**{shim.OPTIONS: "--max-restarts 1"})
+    done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True)
+    why = "the directory in which hpclaunch was started no longer exists: cd elsewhere"
+    assert (done.returncode, done.stderr) == (code, f"hpclaunch: error: {why}\n")
+
+
+class Interrupted:
+    """An import that the user interrupts."""
+
+    def find_spec(self, name, *_):
+        if name == "hpclaunch.cli.command_line":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_during_the_imports(in_process, cwd, monkeypatch):
+    monkeypatch.delitem(sys.modules, "hpclaunch.cli.command_line", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    done = in_process("status", cwd=cwd)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 PRINTING = [

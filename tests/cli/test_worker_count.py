@@ -140,6 +140,14 @@ def test_options_without_effect_are_named_in_one_line(monkeypatch, tmp_path):
     assert notes(monkeypatch, tmp_path, "--start-method=spawn", "--event-log-handler=null") == ()
 
 
+@pytest.mark.parametrize(
+    ("tasks", "why"), [(1, "this launch is on one machine"), (2, "Slurm knows all machines")]
+)
+def test_a_rendezvous_backend_that_is_not_needed(monkeypatch, tmp_path, tasks, why):
+    (note,) = notes(monkeypatch, tmp_path, "--rdzv-backend=etcd", tasks=tasks)
+    assert note == f"without effect here: --rdzv-backend etcd ({why})"
+
+
 @pytest.mark.starts
 def test_a_visible_device_that_is_not_there(monkeypatch, tmp_path):
     """Nobody knows without a driver, and nobody complains."""

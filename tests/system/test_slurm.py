@@ -85,6 +85,14 @@ def test_a_step_of_one_launch_is_its_name(own):
     assert (where.name, where.identity) == ("7.0", "7.0")
 
 
+def test_only_the_element_with_the_id_of_the_array_is_requeued_by_its_index():
+    """Slurm would requeue the whole array. The variables of other jobs may be inherited ones."""
+    element = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "2"}
+    assert requeue.name_of("70", element) == "70_2"
+    assert requeue.name_of("72", element) == "72"
+    assert requeue.name_of("72", {}) == "72"
+
+
 def test_launches_of_one_step_differ_by_their_ids():
     """The names are parts of paths, and end with the number of the run."""
     again = {**STEP, "SLURM_RESTART_COUNT": "1"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -44,9 +45,14 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run a command. Return its exit code, 2 after a usage error."""
     fill_standard_descriptors()
     look_for_libraries_first()
-    from .command_line import run_words
+    try:
+        from .command_line import run_words
 
-    return run_words(sys.argv[1:] if args is None else args)
+        return run_words(sys.argv[1:] if args is None else args)
+    except NobodyReadsError:
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:  # Ctrl-C, also before everything is imported
+        return 128 + signal.SIGINT
 
 
 def fill_standard_descriptors() -> None:

@@ -398,7 +398,8 @@ def _without_effect(
     elif asked and SUBMITIT in environ:
         idle[asked] = "submitit requeues this job"
     if options.rdzv_backend not in MEETING_BACKENDS:
-        idle[f"--rdzv-backend {options.rdzv_backend}"] = "Slurm knows all machines"
+        why = "this launch is on one machine" if where.alone else "Slurm knows all machines"
+        idle[f"--rdzv-backend {options.rdzv_backend}"] = why
     honoured = SLURM_HONOURED if where.is_step else HONOURED
     if conf := [key for key in options.rdzv_conf or {} if key not in honoured]:
         idle[f"--rdzv-conf {', '.join(conf)}"] = ""

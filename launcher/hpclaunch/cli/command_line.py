@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 from collections.abc import Mapping, Sequence
 
 from hpclaunch.core.placement import worker_environment
@@ -12,7 +11,7 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
 from hpclaunch.system.shared.step_membership import forget_other_step
 
-from . import COMMANDS, NobodyReadsError, options, run, say, shim
+from . import COMMANDS, options, run, say, shim
 from .parser import Parser
 
 
@@ -32,15 +31,11 @@ def run_words(args: Sequence[str]) -> int:
         run.check(chosen)
     except UsageError as e:
         return _complain(e) if _speaks(os.environ) else EXIT_USAGE
-    except NobodyReadsError:  # of --help and the like
-        return 128 + signal.SIGPIPE
     try:
         return run.run(chosen, os.environ)
     except UsageError as e:
         code = _complain(e)
         return EXIT_FAILED if chosen.in_place_of else code
-    except KeyboardInterrupt:  # Ctrl-C before the agent handles signals
-        return 128 + signal.SIGINT
 
 
 def _speaks(environ: Mapping[str, str]) -> bool:
@@ -75,10 +70,6 @@ def _command(name: str, words: list[str]) -> int:
         return code
     except UsageError as e:
         return _complain(e)
-    except NobodyReadsError:
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
 
 
 def _complain(error: UsageError) -> int:

@@ -11,8 +11,10 @@ from hpclaunch.core.protocol.values import value
 
 COMMENTS = 41  # the column of comments
 TO_THE_WORKERS = ("USR1", "USR2")
-# In the last element of an array, SLURM_JOB_ID is the id of the whole array.
-THIS_JOB = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+# In the last element of an array, SLURM_JOB_ID is the id of the whole array. A job that an element
+# has submitted inherits the element's variables. The lines of `setup` may contain `set -u`.
+ELEMENT = '$([ "${SLURM_ARRAY_JOB_ID-}" != $SLURM_JOB_ID ] || echo _$SLURM_ARRAY_TASK_ID)'
+THIS_JOB = f"$SLURM_JOB_ID{ELEMENT}"
 
 
 @value(frozen=True)

@@ -28,6 +28,8 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     """
     from hpclaunch.system.logs import log_directory
 
+    if named == "":  # from an unset variable of the shell
+        raise UsageError("the name of the job is empty")
     above = log_directory.of_all_launches()
     if named is not None and os.path.isdir(named):
         return [Path(named)]

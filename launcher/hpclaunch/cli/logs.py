@@ -89,6 +89,8 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
             directories = log_directories.chosen(options.job, _changed)
     if not screen.shown_any:
         _explain(options, output, directories)
+    elif (refused := output.refused) is not None:
+        say(f"not shown: {refused.filename}: {refused.strerror}")
 
 
 def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterable[Path]) -> None:

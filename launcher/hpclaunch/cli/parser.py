@@ -94,7 +94,7 @@ class LaunchParser(Parser):
         given = list(sys.argv[1:] if args is None else args)
         words = [*given]
         namespace = self.read(self.take_options(words))
-        if not words:
+        if not words or not words[0]:  # an unset variable of the shell may be ""
             self.error(
                 f"no training script: {self.prog} [options] SCRIPT [arguments of the script]"
             )

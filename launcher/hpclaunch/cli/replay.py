@@ -31,6 +31,7 @@ from .parser import Parser
 
 LENGTH = 72  # greatest length of a value without --verbose
 INDENT = " " * 14
+JOURNALS = re.compile(r"journal.*\.jsonl")
 PLACE = ("stage", "phase", "round")  # the parts of a position
 # Exceptions that a damaged or forged journal may cause.
 DAMAGED = (
@@ -53,7 +54,10 @@ def prepare_parser(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
+    from hpclaunch.system.shared import open_file_limit
+
     files = _files(options.journal)
+    open_file_limit.raise_to(len(files))  # all are read at the same time
     names: dict[str, int] = {}
     agents = [_Agent(path, names, verbose=options.verbose) for path in files]
     lines = heapq.merge(*(agent.lines() for agent in agents), key=lambda line: line[0])
@@ -67,11 +71,13 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 
 
 def _files(where: Path) -> list[Path]:
+    from hpclaunch.system.logs.log_directory import matching
+
     try:
         if not where.is_dir():
             open(where, "rb", opener=_regular).close()
             return [where]
-        files = sorted(where.glob("journal*.jsonl"))
+        files = matching(where, JOURNALS)
     except OSError as e:
         raise UsageError(f"cannot read {where}: {e.strerror}") from e
     if not files:

@@ -55,6 +55,16 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError(f"--resume-with {options.resume_with!r}: {e}") from e
 
 
+def check_directory() -> None:
+    """Raise UsageError if the working directory is gone."""
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise UsageError(
+            "the directory in which hpclaunch was started no longer exists: cd elsewhere"
+        ) from e
+
+
 def _check_checkpoint_options(options: argparse.Namespace) -> None:
     """Raise UsageError for an option that needs --checkpoint-dir, if that is missing."""
     if options.checkpoint_dir is not None:
@@ -77,6 +87,7 @@ def _check_stage(options: argparse.Namespace) -> None:
     """Raise UsageError if --stage cannot work with this --checkpoint-dir."""
     if options.stage is None:
         return
+    check_directory()
     from hpclaunch.system.checkpoints import split  # most launches do not need it
 
     path, _ = split(str(options.checkpoint_dir))
@@ -117,12 +128,7 @@ def run(
 
     from . import program
 
-    try:
-        os.getcwd()
-    except OSError as e:
-        raise UsageError(
-            "the directory in which hpclaunch was started no longer exists: cd elsewhere"
-        ) from e
+    check_directory()
     if program.is_on_stdin(options):
         from hpclaunch.system.shared import standard_input
 

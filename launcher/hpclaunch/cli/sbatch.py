@@ -189,6 +189,7 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Namespace:
     """Return the launcher's options, which are checked now rather than in the job."""
     launch = options.build_parser(environ).parse_args(chosen.words)
+    launching.check_directory()
     launching.check(launch)
     if program.is_on_stdin(launch):
         raise UsageError("a job script has no standard input: write SCRIPT to a file")

@@ -23,7 +23,8 @@ def word(text: str) -> str:
 
 def gpus(text: str) -> tuple[str, int]:
     """Parse [TYPE:]N."""
-    found = re.fullmatch(r"(?:([A-Za-z][\w.-]*):)?([1-9][0-9]*)", text)
+    # Types of MIG instances, such as 1g.10gb, begin with a digit.
+    found = re.fullmatch(r"(?:([0-9]*[A-Za-z][\w.-]*):)?([1-9][0-9]*)", text)
     if not found:
         raise ArgumentTypeError(f"{text!r} is not a number of GPUs, such as 4 or a100:4")
     return found[1] or "", int(found[2])

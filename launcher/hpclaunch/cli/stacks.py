@@ -46,6 +46,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     job, rank = options.job, options.rank
     if job == "":  # from an unset variable of the shell; squeue would list all jobs
         raise UsageError("the name of the job is empty")
+    where = "this machine" if job is None else f"job {job}"
     whole = "all" if options.full and rank is None else "" if rank is None else str(rank)
     try:
         if job is None:
@@ -53,18 +54,21 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         else:
             workers, complaint = worker_stacks.of_job(job, whole, environ)
     except OSError as e:
-        raise UsageError(f"cannot look at job {job}: {e.strerror}: {e.filename}") from e
+        why = ": ".join(filter(None, (e.strerror, e.filename)))
+        raise UsageError(f"cannot look at {where}: {why}") from e
     if not workers:
         raise UsageError(_nothing(job, complaint))
+    unseen = f"not all of {where} was seen: {complaint}" if complaint else ""
     if rank is not None:
         workers, there = [w for w in workers if w["rank"] == rank], workers
         if not workers:
             ranks = ranges.written(worker["rank"] for worker in there)
-            raise UsageError(f"no rank {rank}: there {_are(ranks)}")
+            why = "; ".join(filter(None, [f"there {_are(ranks)}", unseen]))
+            raise UsageError(f"no rank {rank}: {why}")
     write("".join(f"{line}\n" for line in _shown(workers, in_full=bool(whole))))
-    if complaint:
-        say(f"not all of job {job} was seen: {complaint}")
-    return EXIT_FAILED if complaint else 0
+    if unseen:
+        say(unseen)
+    return EXIT_FAILED if unseen else 0
 
 
 def _are(ranks: str) -> str:

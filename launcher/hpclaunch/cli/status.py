@@ -80,13 +80,16 @@ def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
     except launches.NoLaunchError:
         if (last := status_file.newest(job)) is None:
             raise
-        is_over = last.job is not None and last.job.stage is Stage.ENDED
-        if is_over or not os.path.isdir(job):
+        if _is_over(last) or not os.path.isdir(job):
             return last
         with contextlib.suppress(launches.NoLaunchError):  # the launch of this log directory
             return launches.find(last.name, environ).only
         return last
     return found.only
+
+
+def _is_over(launch: LaunchSnapshot) -> bool:
+    return launch.job is not None and launch.job.stage is Stage.ENDED
 
 
 def style(environ: Mapping[str, str]) -> TextStyle:
@@ -117,8 +120,9 @@ def _shown(
 
 def watch(job: str | None, environ: Mapping[str, str]) -> int:
     """Show a job until it is over: on a terminal as a screen, in a file as a line now and then. At
-    the end show how the job ended, if its log directory can be read here.
+    the end, also if it is over already, show how it ended if its log directory can be read here.
     """
+    from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
 
     if job is None:
@@ -134,7 +138,15 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
             found = launches.find(job, environ)
         except launches.NoLaunchError as e:
             if not last:
-                raise
+                if (logged := status_file.newest(job)) is None:
+                    raise
+                if _is_over(logged):
+                    show([logged])
+                    return 0
+                if logged.name == job:
+                    raise
+                job = logged.name  # of the launch in this log directory
+                continue
             if not isinstance(e, launches.UnreachableError):
                 show(at_end(last))
                 return 0

@@ -22,9 +22,13 @@ def is_possible() -> bool:
 
 
 def name_of(job: str, environ: Mapping[str, str]) -> str:
-    """Return the job's id, or ARRAY_TASK for an element: its id may be that of the whole array."""
+    """Return the job's id, or ARRAY_TASK for the element whose id is that of the whole array.
+
+    Any other job is named by its id: one that an element has submitted has inherited the element's
+    variables.
+    """
     array, task = (environ.get(f"SLURM_ARRAY_{n}", "") for n in ("JOB_ID", "TASK_ID"))
-    return f"{array}_{task}" if array and task else job
+    return f"{array}_{task}" if array == job and task else job
 
 
 def requeue(job: str, environ: Mapping[str, str]) -> None:
