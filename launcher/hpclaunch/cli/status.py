@@ -138,12 +138,11 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
             found = launches.find(job, environ)
         except launches.NoLaunchError as e:
             if not last:
-                if (logged := status_file.newest(job)) is None:
-                    raise
-                if _is_over(logged):
+                logged = status_file.newest(job)
+                if logged is not None and _is_over(logged):
                     show([logged])
                     return 0
-                if logged.name == job:
+                if logged is None or logged.name == job:
                     raise
                 job = logged.name  # of the launch in this log directory
                 continue

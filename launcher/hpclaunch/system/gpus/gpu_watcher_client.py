@@ -92,7 +92,7 @@ class GpuWatcherClient(Helper):
         if self._use_deadline < self._deadline:
             self._use_deadline = math.inf
             return GpuReport((Finding("NVML", found, Grade.WARN, advice),), use=())
-        self.lost, self._lost_at, self._use_deadline = True, time.monotonic(), math.inf
+        self._lost_at, self._use_deadline = time.monotonic(), math.inf
         self._process.kill()
         return self._answer(Finding("NVML", found, Grade.FAIL, advice))
 

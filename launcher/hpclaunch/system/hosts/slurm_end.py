@@ -26,9 +26,8 @@ def find(asked: FindJobEnd) -> JobEndFound:
     step_end = math.inf if before is None else before.step_end
     if asked.step:
         step_end = end_of_step(shown("step", asked.step), step_end)
-    drained = () if before is None else before.draining
-    if asked.nodes:
-        drained = draining(asked.nodes, drained)
+    known = () if before is None else before.draining
+    drained = draining(asked.nodes, known) if asked.nodes else ()
     at, found = ask(fields, asked.end, asked.restarts, step_end)
     # If Slurm does not answer now, its last answer still counts. An end before the launch is that
     # of an earlier job, whose variables are left in the shell.
@@ -37,7 +36,7 @@ def find(asked: FindJobEnd) -> JobEndFound:
     return JobEndFound(
         number=asked.number,
         left=None if at is None else at - time.time(),  # now that all questions are answered
-        draining=tuple(drained),
+        draining=drained,
         began=seconds(fields.get("StartTime", "")),
         has_answered=has_answered,
         step_end=step_end,

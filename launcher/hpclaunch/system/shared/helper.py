@@ -51,7 +51,7 @@ _own: set[int] = set()  # the pids of all helpers, and of processes that are spa
 class Helper:
     """A helper process, and the agent's end of the socket to it.
 
-    `lost` is set once the process has closed its end. After that, call `is_gone` until it returns
+    `lost` is True once the process has closed its end. After that, call `is_gone` until it returns
     True, or `abandon` or `end`. `survivors` is set if the process or one below it could not be
     killed.
     """
@@ -90,9 +90,12 @@ class Helper:
             theirs.close()
         _own.add(self._process.pid)
         self.heard = False  # it has answered
-        self.lost = False
         self._lost_at = math.inf
         self.survivors = False
+
+    @property
+    def lost(self) -> bool:
+        return self._lost_at < math.inf
 
     def fileno(self) -> int:
         return self._lines.fileno()
@@ -113,7 +116,7 @@ class Helper:
         try:
             replies = self._lines.receive()
         except EOFError:
-            self.lost, self._lost_at = True, time.monotonic()
+            self._lost_at = time.monotonic()
             _own.discard(self._process.pid)
             return []
         self.heard = True
