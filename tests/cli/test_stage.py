@@ -17,6 +17,7 @@ from launching import LIMIT, hpclaunch, script, start, until
 from machines import start as start_machine
 
 from hpclaunch.system.staging.room import is_in_memory
+from hpclaunch.worker.memory_kills import count_in
 from lines import only
 from surroundings import LIGHT_TORCH, STAND_INS, environment, free_port
 
@@ -116,15 +117,20 @@ def with_small(directory, size):
     return words
 
 
+def group_of_memory():
+    """Return the directory of this process's tests among the control groups that limit memory."""
+    older = GROUPS / "memory"
+    return (older if older.exists() else GROUPS) / f"hpclaunch-test-{os.getpid()}"
+
+
 @pytest.fixture
 def limited(tmp_path):
     """Yield words before a command, which then runs in a control group with 400 MiB of memory."""
     if is_in_memory(str(tmp_path)):
         pytest.skip("what tests write to storage would count as memory")
-    group, files = GROUPS / "memory", ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-    if not group.exists():  # cgroup v2
-        group, files = GROUPS, ("memory.max", "memory.swap.max")
-    group /= f"hpclaunch-test-{os.getpid()}"
+    group, files = group_of_memory(), ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+    if group.parent == GROUPS:  # cgroup v2
+        files = ("memory.max", "memory.swap.max")
     try:
         group.mkdir()
         (group / files[0]).write_text(str(400 * MIB))
@@ -277,15 +283,38 @@ def test_after_a_save_that_does_not_fit_the_next_round_saves_to_storage(tmp_path
     assert {"step-2.pt", *ALL[2:]} <= set(stored(tmp_path))
 
 
-def test_after_the_kernel_has_killed_a_worker_the_next_round_saves_to_storage(tmp_path, limited):
-    """On storage, the kernel can free the page cache of a file. In memory, it cannot."""
-    grows = """
-    if step in (2, 4):
-        model = bytearray(os.urandom(1 << 20) * 100)  # the kernel kills the largest process
-        with open(f"{directory}/new.tmp", "wb") as file:
-            for _ in range(360):
-                file.write(bytes(1 << 20))
+def test_a_first_save_that_would_use_up_memory_is_made_again_on_storage(tmp_path, limited):
+    """On storage, the kernel can free the page cache of a file. In memory, it cannot. The worker of
+    each round needs memory from its beginning on.
+    """
+    model = f"model = bytearray(os.urandom({MIB})) * 120\n"
+    grows = f"""
+    if step == 1:
+        with open(f"{{directory}}/new.tmp", "wb") as file:
+            for _ in range(400):
+                file.write(bytes({MIB}))
+                time.sleep(0.005 if directory != "ckpt" else 0)
 """
+    path = script(tmp_path, TRAIN.replace("    saving", f"{grows}    saving").replace("AFTER", ""))
+    path.write_text(path.read_text().replace("done = 0", f"{model}done = 0"))
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON), before=limited)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 on " in only(done.stderr, "was killed by SIGKILL; restart 1 of 3")
+    line = only(done.stderr, "--stage: from the next round on, the script saves to ckpt itself")
+    assert line.endswith(
+        "a save did not fit into the memory limit of this job (cgroup), 400 MiB: the process that "
+        "saved was killed before the kernel would kill one"
+    )
+    assert begins(done.stdout) == [0, 0]
+    assert stored(tmp_path) == sorted(ALL)
+    group = group_of_memory()
+    counts = [count_in(os.fsencode(group / n)) for n in ("memory.events", "memory.oom_control")]
+    assert {*counts} == {None, 0}, "the kernel has killed a process"
+
+
+def test_after_the_kernel_has_killed_a_worker_the_next_round_saves_to_storage(tmp_path, limited):
+    grows = f"if step == 2 and not done: model = bytearray(os.urandom({MIB})) * 500"
     done = launch(tmp_path, grows, before=limited)
     assert done.returncode == 0, done.stderr
     assert "rank 0 on " in only(done.stderr, "was killed by SIGKILL; restart 1 of 3")

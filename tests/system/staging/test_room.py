@@ -4,9 +4,10 @@ import pytest
 
 from hpclaunch.system.shared import memory_groups
 from hpclaunch.system.staging import room as room_module
-from hpclaunch.system.staging.room import Room, is_in_memory, room
+from hpclaunch.system.staging.room import Room, is_in_memory, memory_rooms, room
 
 GIB = 1 << 30
+LIMIT = "the memory limit of this job (cgroup)"
 
 
 @pytest.fixture
@@ -34,7 +35,15 @@ def test_the_memory_of_the_node(node, tmp_path, monkeypatch):
 
     monkeypatch.setattr(room_module.os, "statvfs", lambda _: Disk)
     node("", {})
-    assert room(str(tmp_path)) == Room(6 * GIB, 8 * GIB, "the memory of this node")
+    free = 6 * GIB - 8 * GIB // 50
+    assert room(str(tmp_path)) == Room(free, 8 * GIB, "the memory of this node")
+
+
+def test_of_much_memory_256_mib_are_kept_free(node, tmp_path):
+    files = {"max": 64 * GIB, "current": 63 * GIB, "stat": ""}
+    node("0::/job\n", {f"job/memory.{name}": text for name, text in files.items()})
+    (tmp_path / "meminfo").write_text("")
+    assert [*memory_rooms()] == [Room(GIB - (256 << 20), 64 * GIB, LIMIT)]
 
 
 def test_a_limit_further_up_and_page_cache_that_is_free(node, tmp_path):
@@ -52,7 +61,7 @@ def test_a_limit_further_up_and_page_cache_that_is_free(node, tmp_path):
             "job/memory.stat": f"inactive_file {4 * GIB}\n",
         },
     )
-    assert room(str(tmp_path))[:2] == ((524 << 20) + 7, GIB)
+    assert room(str(tmp_path))[:2] == ((524 << 20) + 7 - GIB // 50, GIB)
 
 
 def test_the_older_groups(node, tmp_path):
@@ -60,7 +69,7 @@ def test_the_older_groups(node, tmp_path):
         "4:cpu,memory:/job\n1:cpu:/other\n",
         {
             "memory/job/memory.limit_in_bytes": GIB,
-            "memory/job/memory.usage_in_bytes": GIB - 5,
+            "memory/job/memory.usage_in_bytes": GIB - GIB // 50 - 5,
             "memory/job/memory.stat": (
                 "inactive_file 1\ntotal_inactive_file 4\ntotal_active_file 9\ntotal_mapped_file 8\n"
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,7 @@ class Requests:
 
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
+        self._sending = threading.Lock()
         self._waking = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # ends `serve`: see `wake`
         self._poll = select.poll()
         for fd in (channel.fileno(), self._waking):
@@ -94,8 +96,10 @@ class Requests:
         self.pending.append(request)
 
     def send(self, reply: messages.Reply) -> None:
-        if not self.is_gone:
-            try:
-                self._channel.send(reply.encoded())
-            except AgentGoneError:
-                self.is_gone = True
+        """Send a reply. Any thread may call this."""
+        with self._sending:
+            if not self.is_gone:
+                try:
+                    self._channel.send(reply.encoded())
+                except AgentGoneError:
+                    self.is_gone = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 RESERVE = 1.1  # times the bytes that are needed
 AT_LEAST = 1 << 30  # bytes, for checkpoints of an unknown size
 FULL = 100  # full: less than a hundredth is free
+KEPT_FREE = 256 << 20  # bytes of memory; a fiftieth of it if that is less
 
 
 class Room(NamedTuple):
@@ -57,15 +59,31 @@ def room(directory: str) -> Room:
     rooms = [Room(found.f_bavail * block, found.f_blocks * block, f"the disk of {directory}")]
     if is_in_memory(directory):
         rooms[0] = rooms[0]._replace(what="the file system in memory (tmpfs)")
-        with contextlib.suppress(OSError, KeyError):
-            fields = dict(line.split(":") for line in MEMORY.read_text().splitlines())
-            total, free = (int(fields[n].split()[0]) << 10 for n in ("MemTotal", "MemAvailable"))
-            rooms.append(Room(free, total, "the memory of this node"))
-        for group in memory_groups():
-            with contextlib.suppress(OSError):
-                free = max(0, group.limit - group.used())
-                rooms.append(Room(free, group.limit, "the memory limit of this job (cgroup)"))
+        rooms += memory_rooms()
     return min(rooms)
+
+
+def memory_rooms() -> Iterator[Room]:
+    """Yield what limits the memory of this job, without what is kept free of it."""
+    with contextlib.suppress(OSError, KeyError):
+        fields = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+        total, free = (int(fields[n].split()[0]) << 10 for n in ("MemTotal", "MemAvailable"))
+        yield _memory(free, total, "the memory of this node")
+    for group in memory_groups():
+        with contextlib.suppress(OSError):
+            free = group.limit - group.used()
+            yield _memory(free, group.limit, "the memory limit of this job (cgroup)")
+
+
+def _memory(free: int, limit: int, what: str) -> Room:
+    return Room(max(0, free - kept_free(limit)), limit, what)
+
+
+def kept_free(limit: int) -> int:
+    """Return the bytes that saves should leave free of so much memory: the guard (`guard.py`) must
+    have time to act before all is used up.
+    """
+    return min(KEPT_FREE, limit // 50)
 
 
 def is_in_memory(directory: str) -> bool:

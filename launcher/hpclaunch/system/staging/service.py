@@ -27,6 +27,7 @@ from . import messages
 from .copying import GivenUpError, reason
 from .deletion import Deletion
 from .draining import Draining
+from .guard import Guard
 from .launch import Launch
 from .looking import PERIOD, Looking
 from .memory import Memory
@@ -243,12 +244,13 @@ def _memory(launch: Launch, requests: Requests) -> Memory:
 
 def main(fd: str, _blocked: str, settings: str) -> None:
     channel = AgentChannel(fd)
-    os.nice(NICE)  # it works while the workers compute
     launch = Launch(**json.loads(settings))
     try:
         stager = Stager(channel, launch)
     except FileNotFoundError:  # the agent has gone, and another launch has removed the directory
         return
+    Guard(launch.stage, stager.requests.send).start()
+    os.nice(NICE)  # it works while the workers compute; the guard must not wait for them
     stager.run()
     if launch.has_several_nodes:
         os._exit(0)  # a thread may still copy for another node, onto storage that stalls
