@@ -167,7 +167,8 @@ def test_replies_of_several_threads_are_not_mixed():
     requests = Requests(AgentChannel(str(ours.detach())))
     sent = [messages.NoRoom(letter * 30_000) for letter in "abcd"]
     threads = [
-        threading.Thread(target=lambda m=m: [requests.send(m) for _ in range(20)]) for m in sent
+        threading.Thread(target=lambda m=m: [requests.send(m) for _ in range(20)], daemon=True)
+        for m in sent
     ]
     for thread in threads:
         thread.start()
