@@ -14,13 +14,14 @@ MALFORMED = b"hpclaunch: dead: --5 x y\n"  # a stranger's word
 QUICK = {"goodbye": 1.0, "first_notice": 0.5, "next_notice": 0.5}
 
 
-def start(*args, cwd, errors=None, timing=None, loss=LIMIT, **changes):
+def start(*args, cwd, errors=None, timing=None, loss=LIMIT, before=(), **changes):
     """Start an agent with the test's own secret. A silent agent counts as lost after `loss`
     seconds: by default, later than a busy machine holds one up.
     """
     environ = environment(**{"HPCLAUNCH_SECRET_FILE": cwd / "secret"} | changes)
     words = (f"--loss-timeout={loss}", *args)
-    return start_agent(*words, cwd=cwd, environ=environ, errors=errors, timing=timing)
+    more = {"errors": errors, "timing": timing, "before": before}
+    return start_agent(*words, cwd=cwd, environ=environ, **more)
 
 
 def is_open(port):

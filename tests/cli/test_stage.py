@@ -123,6 +123,13 @@ def group_of_memory():
     return (older if older.exists() else GROUPS) / f"hpclaunch-test-{os.getpid()}"
 
 
+def kernel_kills():
+    """Return how many processes of `limited` the kernel has killed to free memory."""
+    files = (group_of_memory() / name for name in ("memory.events", "memory.oom_control"))
+    (count,) = {count_in(os.fsencode(file)) for file in files} - {None}
+    return count
+
+
 @pytest.fixture
 def limited(tmp_path):
     """Yield words before a command, which then runs in a control group with 400 MiB of memory."""
@@ -308,9 +315,7 @@ def test_a_first_save_that_would_use_up_memory_is_made_again_on_storage(tmp_path
     )
     assert begins(done.stdout) == [0, 0]
     assert stored(tmp_path) == sorted(ALL)
-    group = group_of_memory()
-    counts = [count_in(os.fsencode(group / n)) for n in ("memory.events", "memory.oom_control")]
-    assert {*counts} == {None, 0}, "the kernel has killed a process"
+    assert kernel_kills() == 0
 
 
 def test_after_the_kernel_has_killed_a_worker_the_next_round_saves_to_storage(tmp_path, limited):
@@ -376,6 +381,37 @@ def test_two_machines_save_in_the_memory_of_both(tmp_path):
     assert all(where.startswith(str(BASE)) for where in resumed)
     assert {"step-6.pt", "result.txt"} <= set(stored(tmp_path)) <= set(ALL)
     assert not any(Path(where).exists() for where in resumed)
+
+
+def test_a_save_that_would_use_up_the_memory_of_one_machine_moves_all_to_storage(tmp_path, limited):
+    """It is not the machine that leads. Rank 0 has saved step 1 in memory by then."""
+    saves = f"""
+if os.environ["RANK"] == "1":
+    while not os.path.exists("saved"):
+        time.sleep(0.02)
+    with open(f"{{directory}}/new-1.tmp", "wb") as file:
+        for _ in range(400 if directory != "ckpt" else 1):
+            file.write(bytes({MIB}))
+            time.sleep(0.005)
+    sys.exit()
+"""
+    body = TRAIN.replace("for step", f"{saves}for step", 1)
+    after = "open('saved', 'w').close(); time.sleep(0 if directory == 'ckpt' else 600)"
+    path = script(tmp_path, body.replace("AFTER", after))
+    words = ["--nproc=1", "--stage", "--checkpoint-dir", "ckpt", "--nnodes=2"]
+    words += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    more = {"cwd": tmp_path, **ENVIRON}
+    agents = [
+        start_machine(*words, f"--node-rank={rank}", path, "ckpt", before=before, **more)
+        for rank, before in ((1, limited), (0, ()))
+    ]
+    outputs = [agent.communicate(timeout=LIMIT) for agent in agents]
+    errors = "".join(err for _, err in outputs)
+    assert [agent.returncode for agent in agents] == [0, 0], errors
+    assert "a save did not fit into the memory limit of this job (cgroup), 400 MiB" in errors
+    assert begins(outputs[1][0]) == [0, 1]
+    assert {*ALL} <= set(stored(tmp_path))
+    assert kernel_kills() == 0
 
 
 @pytest.mark.parametrize("is_the_only_one", [True, False])

@@ -122,8 +122,9 @@ class Refused(Message):
 
 
 class NoRoom(Message):
-    """A lack of room for another save: the next round should save to storage. Flush the staging
-    directory before. The round that runs cannot change its directory.
+    """A lack of room for another save, or for the present one, whose process is killed next
+    (`guard.py`). The next round should save to storage. Flush the staging directory before. The
+    round that runs cannot change its directory.
     """
 
     why: str
