@@ -384,7 +384,7 @@ def test_two_machines_save_in_the_memory_of_both(tmp_path):
 
 
 def test_a_save_that_would_use_up_the_memory_of_one_machine_moves_all_to_storage(tmp_path, limited):
-    """It is not the machine that leads. Rank 0 has saved step 1 in memory by then."""
+    """The other machine leads. Rank 0, there, has saved step 1 in memory by then."""
     saves = f"""
 if os.environ["RANK"] == "1":
     while not os.path.exists("saved"):
