@@ -51,11 +51,12 @@ class Guard:
                 self._watch()
 
     def _watch(self) -> None:
-        used, at, pause = self._used(), time.monotonic(), PERIOD
+        at, used, pause = time.monotonic(), self._used(), PERIOD
         while True:
             time.sleep(pause)
             before, since = used, at
-            used, at = self._used(), time.monotonic()
+            # In this order: after a system call, this thread may have to wait for others (GIL).
+            at, used = time.monotonic(), self._used()
             lasts = math.inf
             if used > before:
                 lasts = self._check((used - before) / (at - since)) - (time.monotonic() - at)
