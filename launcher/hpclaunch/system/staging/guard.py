@@ -39,6 +39,7 @@ class Guard:
 
     def __init__(self, stage: str, send: Callable[[NoRoom], None]) -> None:
         self._stage, self._send = os.path.realpath(stage), send
+        self._own = os.path.dirname(self._stage)  # it stays; the script may replace the one in it
         self._saving: list[int] = []  # the processes that save
         self._found_at, self._took = -math.inf, 0.0  # the last search for them, and its duration
 
@@ -47,7 +48,7 @@ class Guard:
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # the staging directory was removed
-            if is_in_memory(self._stage):
+            if is_in_memory(self._own):
                 self._watch()
 
     def _watch(self) -> None:
@@ -63,10 +64,8 @@ class Guard:
             pause = max(SHORTEST, min(lasts / 4, PERIOD))
 
     def _used(self) -> int:
-        """Return the bytes in use in the file system. Its directory RANDOM is there until the end
-        of staging; the script may replace the one below.
-        """
-        found = os.statvfs(os.path.dirname(self._stage))
+        """Return the bytes in use in the file system."""
+        found = os.statvfs(self._own)
         return (found.f_blocks - found.f_bfree) * found.f_frsize
 
     def _check(self, speed: float) -> float:
