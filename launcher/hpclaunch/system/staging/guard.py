@@ -14,7 +14,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from hpclaunch.core.protocol.wording import size as written
 from hpclaunch.worker.processes import all_pids, signal_all
@@ -92,14 +92,12 @@ class Guard:
         if age > RECENT:
             self._saving = []
         if age > rest and (lasts > rest or not self._saving):
-            files = {path for path in self._paths() if _is_saved(path, small)}
+            below = os.walk(self._stage)
+            paths = (os.path.join(folder, name) for folder, _, names in below for name in names)
+            files = {path for path in paths if _is_saved(path, small)}
             self._saving = [pid for pid in all_pids() if _writes(pid, files)] if files else []
             self._found_at = time.monotonic()
             self._took = self._found_at - began
-
-    def _paths(self) -> Iterator[str]:
-        for folder, _, names in os.walk(self._stage):
-            yield from (os.path.join(folder, name) for name in names)
 
 
 def _is_saved(path: str, small: int) -> bool:
