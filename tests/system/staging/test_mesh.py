@@ -61,6 +61,9 @@ def storage(tmp_path):
 @pytest.fixture
 def start(tmp_path, storage):
     """Return a function that starts a stager in this process."""
+    # Have pyzmq make the socket by which it frees what was sent. If the threads of two stagers did
+    # so at once, one of two sockets would never be closed.
+    zmq.Frame(bytes(1 << 20), copy=False)
     with contextlib.ExitStack() as stack:
 
         def started(name, key=KEY):
