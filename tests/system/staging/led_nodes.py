@@ -45,7 +45,8 @@ class LedNodes:
         stager.requests.is_hurried = True
         self._stagers.append((stager, self.channel))
         assert isinstance(stager.memory, Nodes)
-        stager.memory.own.noted = self._stage_nodes[index].noted
+        own, node = stager.memory.own, self._stage_nodes[index]  # the same node, twice
+        own.noted, own._sums, own._damaged = node.noted, node._sums, node._damaged
         self.leader, self._memory = index, stager.memory
         self._lead()
         return stager

@@ -22,6 +22,7 @@ from .launch import Launch
 from .looking import Looking
 from .memory import Memory
 from .messages import Refused, Restore, Restored
+from .node import DAMAGED
 from .nodes import PATIENCE, Nodes
 from .orders import RecordRestore
 from .other_files import OtherFiles
@@ -46,9 +47,11 @@ class Gathering:
         assert isinstance(memory, Nodes), "there are several"
         self._launch, self._nodes, self._looking = launch, memory, looking
         self._draining, self._others, self._requests = draining, others, requests
+        self._damaged = set[str]()  # copies that this restore has found damaged: "name: why"
 
     def run(self, request: Restore) -> Restored | Refused:
         """Let all nodes have the newest checkpoint."""
+        self._damaged.clear()
         try:
             try:
                 return self._run(request)
@@ -82,6 +85,7 @@ class Gathering:
         self._complete(chosen, outdated(chosen, found, holdings), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
+        skipped = (*sorted(self._damaged), *skipped)
         return Restored(request.id, path, size, seconds, skipped, fetched)
 
     def collect(self) -> tuple[list[str], str]:
@@ -159,6 +163,9 @@ class Gathering:
             failed = nodes.fetch(transfers)
             failures = failures + 1 if failed else 0
             for node, why_not in failed.items():
+                if isinstance(why_not, OSError) and why_not.errno == DAMAGED:
+                    self._damaged.add(damage := f"{why_not.filename}: {why_not.strerror}")
+                    raise LostError(damage)
                 if node in nodes and failures >= TRIES:
                     raise GivenUpError(cause(why_not), nodes.hosts.get(node, ""))
             done = (t for t in transfers if t.node not in failed and t.source != t.node)

@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 import stat
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -27,13 +29,14 @@ from hpclaunch.system.shared import packing
 from . import copying
 from .contents import HERE, file_at, tree
 from .copying import Between, GivenUpError, at_once, hold
-from .fetching import PIECE, Data, Source, pieces, place_all, receive, refuse_links, safe
+from .fetching import PIECE, Data, Source, Sums, pieces, place_all, receive, refuse_links, safe
 from .publishing import draft_beside, place, remove
 from .room import Room, room
 from .stage_directory import FETCHED, KEPT, LENT, RECORD, RESTORE
 
 MANIFEST, FILES = "manifest", "files"
 MOST_KEPT = 2  # generations
+DAMAGED = errno.EILSEQ  # in errors: bytes have changed in memory
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
 T = TypeVar("T")
 
@@ -61,6 +64,10 @@ class StageNode:
         self._marks = os.path.join(self._own, FETCHED)
         self._restore = os.path.join(self._own, RESTORE)
         self.noted = ""  # the record of the stager that leads, also if memory has no room for it
+        # By generation: the checksums of what this process has fetched to keep it, and the names of
+        # files that have changed since.
+        self._sums: dict[str, Sums] = {}
+        self._damaged: dict[str, set[str]] = {}
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
@@ -85,12 +92,13 @@ class StageNode:
             with contextlib.suppress(FileNotFoundError):  # just dropped
                 with open(os.path.join(self._kept, name, MANIFEST), "rb") as file:
                     manifest = packing.unpack(file.read(), Manifest)
-                names = (f.name for f in manifest.files if _has(root, f.name, f.identity))
-                yield Kept(manifest, frozenset(names))
+                names = {f.name for f in manifest.files if _has(root, f.name, f.identity)}
+                yield Kept(manifest, frozenset(names - self._damaged.get(name, set())))
 
     def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
         """Return bytes of a file: of a generation, or of the staging directory if `kept` is "".
-        Raises GivenUpError if it has another identity.
+        Raises GivenUpError if it has another identity. Raises OSError (DAMAGED) if bytes of a
+        copy have changed since it arrived; then this node does not have it any more.
         """
         is_lent = not kept and _has(self._lent, name, identity)
         refuse_links(root := self._lent if is_lent else self._root(kept), name)
@@ -104,6 +112,12 @@ class StageNode:
         is_same = (found.st_size, found.st_mtime_ns) == identity and stat.S_ISREG(found.st_mode)
         if not is_same or len(data) != length:
             raise GivenUpError("it is being written again")
+        known = self._sums.get(kept, {}).get((name, (offset, length)))
+        if known is not None and zlib.crc32(data) != known:
+            self._damaged.setdefault(kept, set()).add(name)
+        if name in self._damaged.get(kept, ()):
+            where = f"the memory of {socket.gethostname()}"
+            raise OSError(DAMAGED, f"its bytes have changed in {where}", name)
         return data
 
     def copy(
@@ -150,10 +164,14 @@ class StageNode:
         this node itself, under its index. Raises GivenUpError, and what `between` raises.
         """
         with draft_beside(self.stage) as drafted:
-            receive(transfers, sources, drafted, between, pieces)
+            sums = receive(transfers, sources, drafted, between, pieces)
             if not generation:
                 self.mark(each.file for each in transfers)
             place_all([each.file for each in transfers], drafted, self._root(generation))
+            if generation:
+                self._sums[generation] = self._sums.get(generation, {}) | sums
+                fetched = {each.file.name for each in transfers}
+                self._damaged[generation] = self._damaged.get(generation, set()) - fetched
 
     def keep(self, manifest: Manifest) -> None:
         """Keep a generation from now on. Its files are added by `fetch`. A third one is refused: an
@@ -185,6 +203,8 @@ class StageNode:
 
     def drop(self, generation: str) -> None:
         """Keep a generation no longer."""
+        for known in (self._sums, self._damaged):
+            known.pop(generation, None)
         with contextlib.suppress(FileNotFoundError):
             remove(self._folder(generation), self._own, os.path.basename(self._own))
 
