@@ -1,7 +1,6 @@
 """Copies in the memory of another node whose bytes have changed since they arrived."""
 
 import os
-import socket
 
 import pytest
 from led_nodes import LedNodes
@@ -14,7 +13,7 @@ from hpclaunch.system.staging.fetching import PIECE
 from hpclaunch.system.staging.node import StageNode
 
 SIZE = 3 * PIECE + 7
-CHANGED = f"its bytes have changed in the memory of {socket.gethostname()}"
+CHANGED = "its bytes have changed"
 
 
 def flip(path, at=-1):
@@ -61,7 +60,22 @@ def test_an_older_one_is_restored_if_the_only_copy_has_changed(tmp_path, leader)
     flip(max(nodes.stages[1].parent.glob("kept/*/files/*")))
     restored = nodes.restore(stager)
     assert restored.path == str(nodes.storage / "step-1.pt")
-    assert restored.skipped == (f"step-2.pt: {CHANGED}",)
+    assert restored.skipped == (f"step-2.pt in the memory of n1: {CHANGED}",)
     assert picture(nodes.stages[1]) == picture(nodes.stages[2]) == expected
     assert nodes.restore(stager).skipped == ()
+    nodes.close()
+
+
+def test_the_same_one_is_restored_from_storage_if_the_only_copy_has_changed(tmp_path):
+    """The line is about the copy, not about the checkpoint."""
+    nodes = LedNodes(tmp_path)
+    stager = nodes.lead(1)
+    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(SIZE))
+    nodes.work(stager)
+    nodes.lose(0)
+    flip(max(nodes.stages[1].parent.glob("kept/*/files/*")))
+    restored = nodes.restore(stager)
+    assert restored.path == str(nodes.storage / "step-1.pt")
+    assert restored.skipped == (f"step-1.pt in the memory of n1: {CHANGED}",)
+    assert picture(nodes.stages[1]) == picture(nodes.stages[2]) == picture(nodes.storage)
     nodes.close()

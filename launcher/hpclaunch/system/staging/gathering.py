@@ -47,7 +47,7 @@ class Gathering:
         assert isinstance(memory, Nodes), "there are several"
         self._launch, self._nodes, self._looking = launch, memory, looking
         self._draining, self._others, self._requests = draining, others, requests
-        self._damaged = set[str]()  # copies that this restore has found damaged: "name: why"
+        self._damaged = set[str]()  # copies that this restore has found damaged
 
     def run(self, request: Restore) -> Restored | Refused:
         """Let all nodes have the newest checkpoint."""
@@ -164,7 +164,11 @@ class Gathering:
             failures = failures + 1 if failed else 0
             for node, why_not in failed.items():
                 if isinstance(why_not, OSError) and why_not.errno == DAMAGED:
-                    self._damaged.add(damage := f"{why_not.filename}: {why_not.strerror}")
+                    name = why_not.filename
+                    named = (t.source for t in transfers if (t.node, t.file.name) == (node, name))
+                    host = nodes.hosts.get(next(named, node), "a node")
+                    damage = f"{name} in the memory of {host}: {cause(why_not)}"
+                    self._damaged.add(damage)
                     raise LostError(damage)
                 if node in nodes and failures >= TRIES:
                     raise GivenUpError(cause(why_not), nodes.hosts.get(node, ""))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
 import stat
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -116,8 +115,7 @@ class StageNode:
         if known is not None and zlib.crc32(data) != known:
             self._damaged.setdefault(kept, set()).add(name)
         if name in self._damaged.get(kept, ()):
-            where = f"the memory of {socket.gethostname()}"
-            raise OSError(DAMAGED, f"its bytes have changed in {where}", name)
+            raise OSError(DAMAGED, "its bytes have changed", name)
         return data
 
     def copy(
