@@ -81,10 +81,10 @@ class LedNodes:
         wanted = tuple(sorted(nodes or self.living))
         return stager.restore(messages.Restore(1, avoid, wanted))
 
-    def replicate(self, stager: Stager) -> None:
+    def replicate(self, stager: Stager, looks: int = 3) -> None:
         """Copy the newest checkpoint to other nodes, but not to storage."""
         assert isinstance(stager.memory, Nodes)
-        for _ in range(3):
+        for _ in range(looks):
             found = stager.looking.look()
             complete = stager.looking.complete(found)
             stager.memory.replicate(complete, stager.looking.incomplete(found))

@@ -79,3 +79,28 @@ def test_the_same_one_is_restored_from_storage_if_the_only_copy_has_changed(tmp_
     assert restored.skipped == (f"step-1.pt in the memory of n1: {CHANGED}",)
     assert picture(nodes.stages[1]) == picture(nodes.stages[2]) == picture(nodes.storage)
     nodes.close()
+
+
+def test_the_newest_on_storage_is_restored_if_both_that_a_node_keeps_have_changed(tmp_path):
+    nodes = LedNodes(tmp_path)
+    stager, first = nodes.lead(1), nodes.stages[0]
+    write(first / "step-1.pt", 1, more=os.urandom(SIZE))
+    nodes.work(stager)
+    expected = picture(first)
+    write(first / "step-2.pt", 2, more=os.urandom(SIZE))
+    nodes.replicate(stager)
+    write(first / "step-3.pt", 3, more=os.urandom(SIZE))
+    kept = []
+    while len(kept) < 2:
+        nodes.replicate(stager, looks=1)
+        kept = list(nodes.stages[1].parent.glob("kept/*/files/*"))
+    nodes.lose(0)
+    for each in kept:
+        flip(each)
+    restored = nodes.restore(stager)
+    assert restored.path == str(nodes.storage / "step-1.pt")
+    assert restored.skipped == tuple(
+        f"step-{step}.pt in the memory of n1: {CHANGED}" for step in (2, 3)
+    )
+    assert picture(nodes.stages[1]) == picture(nodes.stages[2]) == expected
+    nodes.close()

@@ -29,7 +29,7 @@ from .other_files import OtherFiles
 from .requests import Requests
 from .restoring import restore
 
-TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
+TRIES = 3  # of a restore and of a wave of copies, since a source may be lost meanwhile
 
 
 class Gathering:
@@ -53,10 +53,10 @@ class Gathering:
         """Let all nodes have the newest checkpoint."""
         self._damaged.clear()
         try:
-            try:
-                return self._run(request)
-            except LostError:
-                return self._run(request)  # once more, with what is left
+            for _ in range(1, TRIES):
+                with contextlib.suppress(LostError):
+                    return self._run(request)
+            return self._run(request)  # with what is left
         except GivenUpError as e:
             return Refused(request.id, str(e), e.host)
         except OSError as e:
