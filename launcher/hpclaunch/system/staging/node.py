@@ -63,10 +63,8 @@ class StageNode:
         self._marks = os.path.join(self._own, FETCHED)
         self._restore = os.path.join(self._own, RESTORE)
         self.noted = ""  # the record of the stager that leads, also if memory has no room for it
-        # By generation: the checksums of what this process has fetched to keep it, and the names of
-        # files that have changed since.
-        self._sums: dict[str, Sums] = {}
-        self._damaged: dict[str, set[str]] = {}
+        self._sums: dict[str, Sums] = {}  # of what this process has fetched, by generation
+        self._damaged = set[tuple[str, str]]()  # generations and names of files that have changed
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
@@ -91,8 +89,8 @@ class StageNode:
             with contextlib.suppress(FileNotFoundError):  # just dropped
                 with open(os.path.join(self._kept, name, MANIFEST), "rb") as file:
                     manifest = packing.unpack(file.read(), Manifest)
-                names = {f.name for f in manifest.files if _has(root, f.name, f.identity)}
-                yield Kept(manifest, frozenset(names - self._damaged.get(name, set())))
+                names = (f.name for f in manifest.files if _has(root, f.name, f.identity))
+                yield Kept(manifest, frozenset(n for n in names if (name, n) not in self._damaged))
 
     def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
         """Return bytes of a file: of a generation, or of the staging directory if `kept` is "".
@@ -113,8 +111,8 @@ class StageNode:
             raise GivenUpError("it is being written again")
         known = self._sums.get(kept, {}).get((name, (offset, length)))
         if known is not None and zlib.crc32(data) != known:
-            self._damaged.setdefault(kept, set()).add(name)
-        if name in self._damaged.get(kept, ()):
+            self._damaged.add((kept, name))
+        if (kept, name) in self._damaged:
             raise OSError(DAMAGED, "its bytes have changed", name)
         return data
 
@@ -167,9 +165,8 @@ class StageNode:
                 self.mark(each.file for each in transfers)
             place_all([each.file for each in transfers], drafted, self._root(generation))
             if generation:
-                self._sums[generation] = self._sums.get(generation, {}) | sums
-                fetched = {each.file.name for each in transfers}
-                self._damaged[generation] = self._damaged.get(generation, set()) - fetched
+                self._sums.setdefault(generation, {}).update(sums)
+                self._damaged.difference_update((generation, t.file.name) for t in transfers)
 
     def keep(self, manifest: Manifest) -> None:
         """Keep a generation from now on. Its files are added by `fetch`. A third one is refused: an
@@ -201,8 +198,7 @@ class StageNode:
 
     def drop(self, generation: str) -> None:
         """Keep a generation no longer."""
-        for known in (self._sums, self._damaged):
-            known.pop(generation, None)
+        self._sums.pop(generation, None)
         with contextlib.suppress(FileNotFoundError):
             remove(self._folder(generation), self._own, os.path.basename(self._own))
 
