@@ -287,6 +287,10 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (["--venv", "none", "train.py"], "--venv none: no virtual environment"),
         (["--submit", "--interactive", "train.py"], "--submit and --interactive contradict"),
         (["--requeue", "--interactive", "train.py"], "--requeue and --interactive contradict"),
+        (
+            ["--interactive", "--", "--requeue", *SAVED, "train.py"],
+            "--requeue and --interactive contradict",
+        ),
         ([*CHAIN, "--requeue", "train.py"], "--chain and --requeue contradict"),
         (["--requeue", "--", "--chain", *SAVED, "train.py"], "--chain and --requeue contradict"),
         (["--chain", "1e306", *SAVED, "train.py"], "'1e306' is not a number of hours"),

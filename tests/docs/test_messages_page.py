@@ -77,6 +77,7 @@ SAVED = {"checkpoint": CKPT, "rule": "torch.save, step 600, by its name"}
 STAGE = "/dev/shm/hpclaunch-stage-1001/5f3a9c1e/ckpt"
 NO_ROOM = Room(1 << 29, 8 << 30, "the memory of this node").lack_of_any()
 CUT_SHORT = (f"step-800.pt: {CUT}",)
+CHANGED = ("step-600.pt in the memory of n2: its bytes have changed",)
 (HOT,) = judge(GpuReading("GPU 0", slow=(Slowdown.THERMAL,), temperature=91))
 ECC = reason(judge(GpuReading("GPU 1", uncorrected=3)))
 ON_ONE_GPU = Shares((Share((0,), 2), Share((0,), 2, leads=False)), isolated=True)
@@ -92,6 +93,8 @@ def _no_message() -> str:
 
 # Reasons that are written out below, each with the source file that words it
 REASONS = {
+    " in the memory of ": "system/staging/gathering.py",
+    "its bytes have changed": "system/staging/node.py",
     "starts threads": "worker/site/_hpclaunch_template.py",
     " stands in for the ": "worker/site/_hpclaunch_template.py",
     ", but nothing in a known format; for directories in ": "agent/resuming.py",
@@ -155,6 +158,7 @@ EXAMPLES: tuple[Fact, ...] = (
     _restart(used=3, node_delay=1.0),
     _began(**SAVED),
     _began(passed_over=CUT_SHORT, **SAVED),
+    _began(passed_over=CHANGED, **SAVED),
     _began(passed_over=CUT_SHORT),
     _began(
         begins=1,

@@ -177,7 +177,10 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if getattr(chosen, one) and getattr(chosen, other):
             raise UsageError(f"--{one} and --{other} contradict each other")
     profile = profiles.load(chosen.profile) if chosen.profile else Profile()
-    job = _job(chosen, profile, _launch(chosen, environ))
+    launch = _launch(chosen, environ)
+    if chosen.interactive and launch.requeue:
+        raise UsageError("--requeue and --interactive contradict each other")
+    job = _job(chosen, profile, launch)
     if chosen.submit:
         text = _submit(job_script.script(job)) + "\n"
     else:

@@ -45,7 +45,8 @@ class LedNodes:
         stager.requests.is_hurried = True
         self._stagers.append((stager, self.channel))
         assert isinstance(stager.memory, Nodes)
-        stager.memory.own.noted = self._stage_nodes[index].noted
+        own, node = stager.memory.own, self._stage_nodes[index]  # the same node, twice
+        own.noted, own._sums, own._damaged = node.noted, node._sums, node._damaged
         self.leader, self._memory = index, stager.memory
         self._lead()
         return stager
@@ -80,10 +81,10 @@ class LedNodes:
         wanted = tuple(sorted(nodes or self.living))
         return stager.restore(messages.Restore(1, avoid, wanted))
 
-    def replicate(self, stager: Stager) -> None:
+    def replicate(self, stager: Stager, looks: int = 3) -> None:
         """Copy the newest checkpoint to other nodes, but not to storage."""
         assert isinstance(stager.memory, Nodes)
-        for _ in range(3):
+        for _ in range(looks):
             found = stager.looking.look()
             complete = stager.looking.complete(found)
             stager.memory.replicate(complete, stager.looking.incomplete(found))

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from looking import damage
 from random_kills import eventually
 from saving_scripts import picture
 
@@ -29,7 +30,7 @@ from hpclaunch.system.staging.copying import GivenUpError
 from hpclaunch.system.staging.fetching import PIECE, STREAMS
 from hpclaunch.system.staging.mesh import Mesh
 from hpclaunch.system.staging.messages import PeerPlace
-from hpclaunch.system.staging.node import StageNode
+from hpclaunch.system.staging.node import DAMAGED, StageNode
 from hpclaunch.system.staging.orders import (
     LIMIT,
     Copy,
@@ -61,6 +62,9 @@ def storage(tmp_path):
 @pytest.fixture
 def start(tmp_path, storage):
     """Return a function that starts a stager in this process."""
+    # Have pyzmq make the socket by which it frees what was sent. If the threads of two stagers did
+    # so at once, one of two sockets would never be closed.
+    zmq.Frame(bytes(1 << 20), copy=False)
     with contextlib.ExitStack() as stack:
 
         def started(name, key=KEY):
@@ -176,6 +180,24 @@ def test_a_generation_comes_from_two_holders(leader, start, tmp_path):
     one_again, *_ = lead(start("next"), *(peer.place[1] for peer in (one, two, three)), term=2)
     one_again.ask(Fetch(kept)).result(LONG)
     assert picture(tmp_path / "one" / "ckpt") == whole
+
+
+def test_a_copy_whose_bytes_have_changed(leader, start, tmp_path):
+    """The leader learns of it, also if another node has asked for the copy."""
+    path = write(tmp_path / "leader", "odd \udcff.pt", os.urandom(PIECE + 1))
+    buddy, other = lead(leader, start("buddy").port, start("other").port)
+    (file,) = files(sources(leader)[0].inventory())
+    kept = manifest(file.name, [file], file.name, frozenset({file.name}))
+    buddy.ask(Keep(kept)).result(LONG)
+    buddy.ask(Fetch((Transfer(1, file, 0),), kept.generation)).result(LONG)
+    copy = tmp_path / "buddy" / "kept" / kept.generation / "files" / path.name
+    damage(copy, lambda data: data[::-1])
+    call = other.ask(Fetch((Transfer(2, file, 1, kept.generation),)))
+    with pytest.raises(OSError, match="its bytes have changed") as failure:
+        call.result(LONG)
+    assert (failure.value.errno, failure.value.filename) == (DAMAGED, file.name)
+    assert not buddy.ask(Look()).result(LONG).kept[0].names
+    assert not os.listdir(tmp_path / "other" / "ckpt")
 
 
 def test_a_copy_to_storage(leader, follower, tmp_path, storage):

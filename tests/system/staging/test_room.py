@@ -4,7 +4,7 @@ import pytest
 
 from hpclaunch.system.shared import memory_groups
 from hpclaunch.system.staging import room as room_module
-from hpclaunch.system.staging.room import Room, is_in_memory, memory_rooms, room
+from hpclaunch.system.staging.room import Room, is_in_memory, least, memory_rooms, room
 
 GIB = 1 << 30
 LIMIT = "the memory limit of this job (cgroup)"
@@ -35,15 +35,20 @@ def test_the_memory_of_the_node(node, tmp_path, monkeypatch):
 
     monkeypatch.setattr(room_module.os, "statvfs", lambda _: Disk)
     node("", {})
-    free = 6 * GIB - 8 * GIB // 50
-    assert room(str(tmp_path)) == Room(free, 8 * GIB, "the memory of this node")
+    kept = 8 * GIB // 25
+    assert room(str(tmp_path)) == Room(6 * GIB, 8 * GIB, "the memory of this node", kept)
 
 
-def test_of_much_memory_256_mib_are_kept_free(node, tmp_path):
+def test_of_much_memory_512_mib_are_kept_free(node, tmp_path):
     files = {"max": 64 * GIB, "current": 63 * GIB, "stat": ""}
     node("0::/job\n", {f"job/memory.{name}": text for name, text in files.items()})
     (tmp_path / "meminfo").write_text("")
-    assert [*memory_rooms()] == [Room(GIB - (256 << 20), 64 * GIB, LIMIT)]
+    assert [*memory_rooms()] == [Room(GIB, 64 * GIB, LIMIT, 512 << 20)]
+
+
+def test_the_least_is_where_a_save_can_take_least():
+    small, large = Room(GIB, 2 * GIB, "small", GIB // 25), Room(GIB + 1, 64 * GIB, LIMIT, GIB // 2)
+    assert least([small, large]) == large
 
 
 def test_a_limit_further_up_and_page_cache_that_is_free(node, tmp_path):
@@ -61,7 +66,7 @@ def test_a_limit_further_up_and_page_cache_that_is_free(node, tmp_path):
             "job/memory.stat": f"inactive_file {4 * GIB}\n",
         },
     )
-    assert room(str(tmp_path))[:2] == ((524 << 20) + 7 - GIB // 50, GIB)
+    assert room(str(tmp_path))[:2] == ((524 << 20) + 7, GIB)
 
 
 def test_the_older_groups(node, tmp_path):
@@ -69,7 +74,7 @@ def test_the_older_groups(node, tmp_path):
         "4:cpu,memory:/job\n1:cpu:/other\n",
         {
             "memory/job/memory.limit_in_bytes": GIB,
-            "memory/job/memory.usage_in_bytes": GIB - GIB // 50 - 5,
+            "memory/job/memory.usage_in_bytes": GIB - 5,
             "memory/job/memory.stat": (
                 "inactive_file 1\ntotal_inactive_file 4\ntotal_active_file 9\ntotal_mapped_file 8\n"
             ),
@@ -94,6 +99,12 @@ def test_what_does_not_fit_is_said_with_figures():
     assert left.lack(GIB, 2) == ""
     assert left.lack(2 * GIB, 2) == (
         "2 checkpoints of 2.0 GiB and a reserve need 4.4 GiB, but the memory of this node has "
+        "4.0 GiB free"
+    )
+    kept = left._replace(kept=GIB)
+    assert kept.lack(GIB, 2) == ""
+    assert kept.lack(GIB + (GIB >> 1), 2) == (
+        "2 checkpoints of 1.5 GiB and a reserve need 4.3 GiB, but the memory of this node has "
         "4.0 GiB free"
     )
     assert left.lack_of_any() == ""

@@ -27,10 +27,12 @@ class Signals:
 
     def ignore(self) -> None:
         """Ignore all signals: after the verdict nothing may change the exit code, not even a signal
-        while the interpreter exits.
+        while the interpreter exits. Only `wait_for_end` notices one of END_SIGNALS.
 
         Slurm may end the step as soon as the first agent leaves (KillOnBadExit).
         """
+        # The kernel drops an ignored signal, unless it is blocked: then `wait_for_end` finds it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         for signum in self._all:
             signal.signal(signum, signal.SIG_IGN)
 
@@ -50,7 +52,5 @@ class Signals:
 
 
 def wait_for_end(seconds: float) -> None:
-    """Wait up to so many seconds for one of END_SIGNALS. Call this after `Signals.ignore`."""
-    # sigtimedwait() returns an ignored signal only if it is blocked.
-    signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    """Wait up to so many seconds for one of END_SIGNALS, also one since `Signals.ignore`."""
     signal.sigtimedwait(END_SIGNALS, seconds)

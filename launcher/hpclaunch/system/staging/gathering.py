@@ -22,13 +22,14 @@ from .launch import Launch
 from .looking import Looking
 from .memory import Memory
 from .messages import Refused, Restore, Restored
+from .node import DAMAGED
 from .nodes import PATIENCE, Nodes
 from .orders import RecordRestore
 from .other_files import OtherFiles
 from .requests import Requests
 from .restoring import restore
 
-TRIES = 3  # of a wave of copies, since a source may be lost meanwhile
+TRIES = 3  # of a restore and of a wave of copies, since a source may be lost meanwhile
 
 
 class Gathering:
@@ -46,14 +47,16 @@ class Gathering:
         assert isinstance(memory, Nodes), "there are several"
         self._launch, self._nodes, self._looking = launch, memory, looking
         self._draining, self._others, self._requests = draining, others, requests
+        self._damaged = set[str]()  # copies that this restore has found damaged
 
     def run(self, request: Restore) -> Restored | Refused:
         """Let all nodes have the newest checkpoint."""
+        self._damaged.clear()
         try:
-            try:
-                return self._run(request)
-            except LostError:
-                return self._run(request)  # once more, with what is left
+            for _ in range(1, TRIES):
+                with contextlib.suppress(LostError):
+                    return self._run(request)
+            return self._run(request)  # with what is left
         except GivenUpError as e:
             return Refused(request.id, str(e), e.host)
         except OSError as e:
@@ -82,6 +85,7 @@ class Gathering:
         self._complete(chosen, outdated(chosen, found, holdings), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
+        skipped = (*sorted(self._damaged), *skipped)
         return Restored(request.id, path, size, seconds, skipped, fetched)
 
     def collect(self) -> tuple[list[str], str]:
@@ -159,6 +163,13 @@ class Gathering:
             failed = nodes.fetch(transfers)
             failures = failures + 1 if failed else 0
             for node, why_not in failed.items():
+                if isinstance(why_not, OSError) and why_not.errno == DAMAGED:
+                    name = why_not.filename
+                    named = (t.source for t in transfers if (t.node, t.file.name) == (node, name))
+                    host = nodes.hosts.get(next(named, node), "a node")
+                    damage = f"{name} in the memory of {host}: {cause(why_not)}"
+                    self._damaged.add(damage)
+                    raise LostError(damage)
                 if node in nodes and failures >= TRIES:
                     raise GivenUpError(cause(why_not), nodes.hosts.get(node, ""))
             done = (t for t in transfers if t.node not in failed and t.source != t.node)

@@ -20,13 +20,13 @@ from hpclaunch.core.protocol.wording import size as written
 from hpclaunch.worker.processes import all_pids, signal_all
 
 from .messages import NoRoom
-from .room import is_in_memory, kept_free, memory_rooms
+from .room import is_in_memory, least, memory_rooms
 
 PERIOD = 0.1  # seconds between two samples
 SHORTEST = 0.01  # the same while memory is about to be used up
 SOON = 0.5  # seconds for which memory lasts at this speed; then the processes that save are found
 AHEAD = 0.05  # the same; then they are killed
-SMALL = 16  # a file below this part of what is kept free is no save
+SMALL = 32  # a file below this part of what is kept free is no save
 RECENT = 1.0  # seconds since a file that is being saved was written; and since that was found
 REST = 2  # times the duration of a search until the next one
 BLOCK = 512  # bytes, the unit of st_blocks
@@ -72,11 +72,11 @@ class Guard:
         """Return for how many seconds memory lasts at this speed. If that is too short, kill the
         processes that save.
         """
-        left = min(memory_rooms(), default=None)
-        if left is None:
+        if not (rooms := [*memory_rooms()]):
             return math.inf
-        if (lasts := left.free / speed) < SOON:
-            self._search(lasts, kept_free(left.limit) // SMALL)
+        left = least(rooms)
+        if (lasts := (left.free - left.kept // 2) / speed) < SOON:
+            self._search(lasts, left.kept // SMALL)
         if lasts < AHEAD and self._saving:
             why = f"a save did not fit into {left.what}, {written(left.limit)}"
             killed = "the process that saved was killed before the kernel would kill one"

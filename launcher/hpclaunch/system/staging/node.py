@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import stat
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -27,13 +28,14 @@ from hpclaunch.system.shared import packing
 from . import copying
 from .contents import HERE, file_at, tree
 from .copying import Between, GivenUpError, at_once, hold
-from .fetching import PIECE, Data, Source, pieces, place_all, receive, refuse_links, safe
+from .fetching import PIECE, Data, Source, Sums, pieces, place_all, receive, refuse_links, safe
 from .publishing import draft_beside, place, remove
 from .room import Room, room
 from .stage_directory import FETCHED, KEPT, LENT, RECORD, RESTORE
 
 MANIFEST, FILES = "manifest", "files"
 MOST_KEPT = 2  # generations
+DAMAGED = errno.EILSEQ  # in errors: bytes have changed in memory
 Marks: TypeAlias = dict[str, Identity]  # of files, by name
 T = TypeVar("T")
 
@@ -61,6 +63,8 @@ class StageNode:
         self._marks = os.path.join(self._own, FETCHED)
         self._restore = os.path.join(self._own, RESTORE)
         self.noted = ""  # the record of the stager that leads, also if memory has no room for it
+        self._sums: dict[str, Sums] = {}  # of what this process has fetched, by generation
+        self._damaged = set[tuple[str, str]]()  # generations and names of files that have changed
 
     def inventory(self) -> Inventory:
         """List all that this node has."""
@@ -86,11 +90,12 @@ class StageNode:
                 with open(os.path.join(self._kept, name, MANIFEST), "rb") as file:
                     manifest = packing.unpack(file.read(), Manifest)
                 names = (f.name for f in manifest.files if _has(root, f.name, f.identity))
-                yield Kept(manifest, frozenset(names))
+                yield Kept(manifest, frozenset(n for n in names if (name, n) not in self._damaged))
 
     def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
         """Return bytes of a file: of a generation, or of the staging directory if `kept` is "".
-        Raises GivenUpError if it has another identity.
+        Raises GivenUpError if it has another identity. Raises OSError (DAMAGED) if bytes of a
+        copy have changed since it arrived; then this node does not have it any more.
         """
         is_lent = not kept and _has(self._lent, name, identity)
         refuse_links(root := self._lent if is_lent else self._root(kept), name)
@@ -104,6 +109,11 @@ class StageNode:
         is_same = (found.st_size, found.st_mtime_ns) == identity and stat.S_ISREG(found.st_mode)
         if not is_same or len(data) != length:
             raise GivenUpError("it is being written again")
+        known = self._sums.get(kept, {}).get((name, (offset, length)))
+        if known is not None and zlib.crc32(data) != known:
+            self._damaged.add((kept, name))
+        if (kept, name) in self._damaged:
+            raise OSError(DAMAGED, "its bytes have changed", name)
         return data
 
     def copy(
@@ -150,10 +160,13 @@ class StageNode:
         this node itself, under its index. Raises GivenUpError, and what `between` raises.
         """
         with draft_beside(self.stage) as drafted:
-            receive(transfers, sources, drafted, between, pieces)
+            sums = receive(transfers, sources, drafted, between, pieces)
             if not generation:
                 self.mark(each.file for each in transfers)
             place_all([each.file for each in transfers], drafted, self._root(generation))
+            if generation:
+                self._sums.setdefault(generation, {}).update(sums)
+                self._damaged.difference_update((generation, t.file.name) for t in transfers)
 
     def keep(self, manifest: Manifest) -> None:
         """Keep a generation from now on. Its files are added by `fetch`. A third one is refused: an
@@ -185,6 +198,7 @@ class StageNode:
 
     def drop(self, generation: str) -> None:
         """Keep a generation no longer."""
+        self._sums.pop(generation, None)
         with contextlib.suppress(FileNotFoundError):
             remove(self._folder(generation), self._own, os.path.basename(self._own))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 RESERVE = 1.1  # times the bytes that are needed
 AT_LEAST = 1 << 30  # bytes, for checkpoints of an unknown size
 FULL = 100  # full: less than a hundredth is free
-KEPT_FREE = 256 << 20  # bytes of memory; a fiftieth of it if that is less
+KEPT_FREE = 512 << 20  # bytes of memory; a 25th of it if that is less
 
 
 class Room(NamedTuple):
@@ -25,10 +25,11 @@ class Room(NamedTuple):
     free: int
     limit: int  # what there would be if nothing were in use
     what: str  # what limits it, for the user
+    kept: int = 0  # of `free`: the guard (`guard.py`) ends a save that takes more than half of them
 
     def lack(self, size: int, generations: int) -> str:
         """Return why so many checkpoints of this size do not fit; "" if they do."""
-        if (needed := int(size * generations * RESERVE)) <= self.free:
+        if (needed := int(size * generations * RESERVE) + self.kept) <= self.free:
             return ""
         several = f"{generations} checkpoints" if generations > 1 else "another checkpoint"
         return (
@@ -60,30 +61,29 @@ def room(directory: str) -> Room:
     if is_in_memory(directory):
         rooms[0] = rooms[0]._replace(what="the file system in memory (tmpfs)")
         rooms += memory_rooms()
-    return min(rooms)
+    return least(rooms)
+
+
+def least(rooms: Iterable[Room]) -> Room:
+    """Return the one in which a save can take least."""
+    return min(rooms, key=lambda each: each.free - each.kept)
 
 
 def memory_rooms() -> Iterator[Room]:
-    """Yield what limits the memory of this job, without what is kept free of it."""
+    """Yield what limits the memory of this job."""
     with contextlib.suppress(OSError, KeyError):
         fields = dict(line.split(":") for line in MEMORY.read_text().splitlines())
         total, free = (int(fields[n].split()[0]) << 10 for n in ("MemTotal", "MemAvailable"))
-        yield _memory(free, total, "the memory of this node")
+        yield Room(free, total, "the memory of this node", _kept(total))
     for group in memory_groups():
         with contextlib.suppress(OSError):
-            free = group.limit - group.used()
-            yield _memory(free, group.limit, "the memory limit of this job (cgroup)")
+            free = max(0, group.limit - group.used())
+            kept = _kept(group.limit)
+            yield Room(free, group.limit, "the memory limit of this job (cgroup)", kept)
 
 
-def _memory(free: int, limit: int, what: str) -> Room:
-    return Room(max(0, free - kept_free(limit)), limit, what)
-
-
-def kept_free(limit: int) -> int:
-    """Return the bytes that saves should leave free of so much memory: the guard (`guard.py`) must
-    have time to act before all is used up.
-    """
-    return min(KEPT_FREE, limit // 50)
+def _kept(limit: int) -> int:
+    return min(KEPT_FREE, limit // 25)
 
 
 def is_in_memory(directory: str) -> bool:
