@@ -22,6 +22,7 @@ from measuring import HPCLAUNCH, TORCHRUN, Run, command, median, running
 from on_slurm import CPUS, PORTS, TOOLS, Allocation, Cluster, allocation, remove_stale
 
 NODES = 3
+BEAT = 0.5  # seconds between two messages of an agent
 LAUNCHER = r"^\S*python\S* \S*/(hpclaunch|torchrun) "
 
 
@@ -33,14 +34,18 @@ class Losses:
     held: Allocation
     workers: int
 
-    def measure(self, name: str, how: str, *, spare: bool, head: bool) -> float | None:
-        """Return the seconds from the loss to the next round, or None if there was none."""
+    def measure(
+        self, name: str, how: str, *, spare: bool, head: bool, after: float
+    ) -> float | None:
+        """Return the seconds from the loss to the next round, or None if there was none. The loss
+        comes `after` so many seconds of the first round.
+        """
         nnodes = f"{NODES - 1}" if spare else f"{NODES - 1}:{NODES}"
         with_workers = NODES - 1 if spare else NODES
         with self._job(name, nnodes, with_workers * self.workers) as run:
             if run.wait_until_ready(run.began) is None:
                 return None
-            time.sleep(1.0)
+            time.sleep(after)
             moment = self._lose(run, how, head=head)
             run.workers = (NODES - 1) * self.workers
             again = run.wait_until_ready(moment)
@@ -111,8 +116,10 @@ def main() -> None:
             for name in [HPCLAUNCH, *([TORCHRUN] if args.torchrun and not spare else [])]:
                 with allocation(cluster, NODES) as held:
                     losses = Losses(cluster, held, args.workers)
+                    # The silence counts from the last beat: spread the losses between two beats.
                     times = [
-                        losses.measure(name, how, spare=spare, head=head) for _ in range(args.runs)
+                        losses.measure(name, how, spare=spare, head=head, after=1.0 + pause)
+                        for pause in (BEAT * n / args.runs for n in range(args.runs))
                     ]
                 left = "a spare takes over" if spare else f"{NODES - 1} nodes are left"
                 restarted = f"{sum(t is not None for t in times)} of {args.runs} restarted"
