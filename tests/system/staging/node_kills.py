@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TypeVar
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "checkpoints"), str(HERE.parents[2] / "launcher")]
+TESTS = HERE.parents[1]
+sys.path[:0] = map(str, (HERE, HERE.parent / "checkpoints", TESTS, TESTS.parent / "launcher"))
 
 from looking import newest  # noqa: E402
 from random_kills import wait_for  # noqa: E402
