@@ -52,6 +52,7 @@ with open(f"{directory}/result.txt", "w") as f:
 """
 DIES = "if step == 3 and not done: os.kill(os.getpid(), signal.SIGKILL)"
 STAYS = "if step == done + 1: time.sleep(600)"
+SLOWLY = 0.025  # seconds for each MiB, so that the guard of memory acts in time on a busy machine
 # The stager is a child of the agent, as is the fork server, of which the worker is a grandchild.
 KILLS_STAGER = """
     if step == 3:
@@ -300,7 +301,7 @@ def test_a_first_save_that_would_use_up_memory_is_made_again_on_storage(tmp_path
         with open(f"{{directory}}/new.tmp", "wb") as file:
             for _ in range(400):
                 file.write(bytes({MIB}))
-                time.sleep(0.005 if directory != "ckpt" else 0)
+                time.sleep({SLOWLY} if directory != "ckpt" else 0)
 """
     path = script(tmp_path, TRAIN.replace("    saving", f"{grows}    saving").replace("AFTER", ""))
     path.write_text(path.read_text().replace("done = 0", f"{model}done = 0"))
@@ -392,7 +393,7 @@ if os.environ["RANK"] == "1":
     with open(f"{{directory}}/new-1.tmp", "wb") as file:
         for _ in range(400 if directory != "ckpt" else 1):
             file.write(bytes({MIB}))
-            time.sleep(0.005)
+            time.sleep({SLOWLY})
     sys.exit()
 """
     body = TRAIN.replace("for step", f"{saves}for step", 1)

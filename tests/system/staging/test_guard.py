@@ -30,7 +30,7 @@ pytestmark = pytest.mark.starts
 MIB = 1 << 20
 LIMIT, USED = 512 * MIB, 448 * MIB  # of the control group, in the beginning
 LARGE = 4  # MiB
-# It saves into a file for two seconds, which the control group has no room for.
+# It saves slowly, for a busy machine, into a file that the control group has no room for.
 SAVES = f"""
 import os, sys, time
 usage = os.open(sys.argv[2], os.O_WRONLY)
@@ -39,7 +39,7 @@ with open(sys.argv[1], "wb") as file:
         file.write(bytes({MIB}))
         file.flush()
         os.pwrite(usage, b"%020d" % ({USED} + (n + 1) * {MIB}), 0)
-        time.sleep(0.02)
+        time.sleep(0.05)
 """
 WRITES_LITTLE = """
 import sys, time
