@@ -7,13 +7,16 @@ not allow and msgspec neither writes nor reads. The standard library does both, 
 from __future__ import annotations
 
 import json
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 import msgspec
 
 from . import bounded_json
 
 T = TypeVar("T")
+_preparing = threading.Lock()
+_decoders: dict[object, msgspec.json.Decoder[Any]] = {}
 
 
 def to_json(value: object) -> bytes:
@@ -34,15 +37,26 @@ def pack(value: object) -> bytes:
 
 def unpack(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Return the value that was packed. Raises MsgspecError for anything else than this type."""
+    decoder = _decoder(kind)
     try:
         if bytes(data)[:1] != b'"':
-            return msgspec.json.decode(data, type=kind)
+            return decoder.decode(data)
         value = bounded_json.loads(msgspec.json.decode(data, type=str))
         return msgspec.convert(value, type=kind, str_keys=True)
     except msgspec.MsgspecError:
         raise
     except (ValueError, RecursionError) as e:
         raise msgspec.DecodeError(str(e)) from e
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """Return the decoder of a type. One thread at a time makes decoders: while msgspec looks up the
+    fields of a type, another thread that decodes this type would crash the process (SIGSEGV).
+    """
+    with _preparing:
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.json.Decoder(kind)
+        return _decoders[kind]
 
 
 def _escaped(value: object) -> str:
