@@ -21,8 +21,9 @@ from typing import Any
 from measuring import HPCLAUNCH, TORCHRUN, Run, command, median, running
 from on_slurm import CPUS, PORTS, TOOLS, Allocation, Cluster, allocation, remove_stale
 
+from hpclaunch.core.protocol.timing import DEFAULTS
+
 NODES = 3
-BEAT = 0.5  # seconds between two messages of an agent
 LAUNCHER = r"^\S*python\S* \S*/(hpclaunch|torchrun) "
 
 
@@ -119,7 +120,7 @@ def main() -> None:
                     # The silence counts from the last beat: spread the losses between two beats.
                     times = [
                         losses.measure(name, how, spare=spare, head=head, after=1.0 + pause)
-                        for pause in (BEAT * n / args.runs for n in range(args.runs))
+                        for pause in (DEFAULTS.quiet_beat * n / args.runs for n in range(args.runs))
                     ]
                 left = "a spare takes over" if spare else f"{NODES - 1} nodes are left"
                 restarted = f"{sum(t is not None for t in times)} of {args.runs} restarted"

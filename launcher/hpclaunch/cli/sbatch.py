@@ -177,10 +177,7 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if getattr(chosen, one) and getattr(chosen, other):
             raise UsageError(f"--{one} and --{other} contradict each other")
     profile = profiles.load(chosen.profile) if chosen.profile else Profile()
-    launch = _launch(chosen, environ)
-    if chosen.interactive and launch.requeue:
-        raise UsageError("--requeue and --interactive contradict each other")
-    job = _job(chosen, profile, launch)
+    job = _job(chosen, profile, _launch(chosen, environ))
     if chosen.submit:
         text = _submit(job_script.script(job)) + "\n"
     else:
@@ -252,6 +249,8 @@ def _continued(chosen: argparse.Namespace, launch: argparse.Namespace) -> str:
     """Return the option with which the launcher continues in another run, or ""."""
     if (chosen.chain and launch.requeue) or (chosen.requeue and launch.chain):
         raise UsageError("--chain and --requeue contradict each other: a chain is one of jobs")
+    if chosen.interactive and launch.requeue:
+        raise UsageError("--requeue and --interactive contradict each other")
     if chosen.chain and launch.checkpoint_dir is None:
         raise UsageError("--chain needs --checkpoint-dir, to know where the script saves")
     if chosen.chain:
