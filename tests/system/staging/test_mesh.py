@@ -33,6 +33,7 @@ from hpclaunch.system.staging.messages import PeerPlace
 from hpclaunch.system.staging.node import DAMAGED, StageNode
 from hpclaunch.system.staging.orders import (
     LIMIT,
+    AskPieces,
     Copy,
     Delete,
     Drop,
@@ -40,7 +41,6 @@ from hpclaunch.system.staging.orders import (
     Keep,
     Lend,
     Look,
-    Read,
     RecordRestore,
     Request,
     packed,
@@ -530,7 +530,7 @@ REQUESTS = [
     for file in [StagedFile("name", 5, 6)]
     for what in (
         Look(),
-        Read("name", "some", (5, 6), 0, 1),
+        AskPieces(),
         Copy((entry,), frozenset({"name"}), DRAFT, True),
         Fetch((Transfer(0, entry, 1, "some"),), "some"),
         Keep(manifest("key", [file], "name", frozenset({"name"}))),

@@ -25,7 +25,7 @@ import socket
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,11 @@ class Keys:
     ports: tuple[int, ...]  # where that agent may listen, in order of preference
     # The stagers of this job know each other by it.
     stager_key: bytes = field(repr=False, default=b"")
+
+    @property
+    def credentials(self) -> list[bytes]:
+        """Return what a member authenticates itself with, after the mechanism."""
+        return [b"CURVE", z85.decode(self.member_public)]
 
 
 def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Keys:
@@ -224,19 +229,20 @@ class Channel(ABC):
 
 
 def new_authenticator(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
-    """Return the socket that gets the keys of all who connect to this context's sockets."""
+    """Return the socket that gets the credentials of all who connect to this context's sockets."""
     zap: zmq.Socket[bytes] = context.socket(zmq.REP)
     zap.linger = 0
     zap.bind(_ZAP)
     return zap
 
 
-def authenticate(zap: zmq.Socket[bytes], keys: Keys) -> None:
-    """Accept only the job's own member key: ZAP (rfc.zeromq.org/spec/27)."""
+def authenticate(zap: zmq.Socket[bytes], *known: Sequence[bytes]) -> None:
+    """Accept only who has one of these credentials, each after its mechanism: ZAP
+    (rfc.zeromq.org/spec/27).
+    """
     while zap.poll(0):
-        version, request, _domain, _address, _id, mechanism, *theirs = zap.recv_multipart()
-        known = mechanism == b"CURVE" and theirs == [z85.decode(keys.member_public)]
-        status = [b"200", b"OK"] if known else [b"400", b"not of this job"]
+        version, request, _domain, _address, _id, *theirs = zap.recv_multipart()
+        status = [b"200", b"OK"] if theirs in known else [b"400", b"not of this job"]
         zap.send_multipart([version, request, *status, b"", b""])
 
 
@@ -282,7 +288,7 @@ class HeadChannel(Channel):
 
     def receive(self, ready: Container[object]) -> list[Item]:
         if self.zap in ready:
-            authenticate(self.zap, self.keys)
+            authenticate(self.zap, self.keys.credentials)
         return super().receive(ready)
 
     def _read(self, frames: list[zmq.Frame]) -> list[Item]:

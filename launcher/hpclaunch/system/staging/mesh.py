@@ -1,5 +1,6 @@
 """The stagers of several nodes. Each serves the files of its node (`node.py`) to the others, over
-ZeroMQ with CURVE: only a holder of the launch's key completes a handshake.
+ZeroMQ with CURVE: only a holder of the launch's key completes a handshake. Pieces of files have a
+socket of their own (`pieces.py`).
 
 A request is answered once a second until it has been served. A leader's requests have its term;
 those of an earlier leader are refused, and what is still being done for it is given up.
@@ -24,29 +25,18 @@ import zmq
 from hpclaunch.system.network import zmq_channel
 from hpclaunch.system.shared import open_file_limit, packing
 
-from .copying import GivenUpError, cause
 from .fetching import Data
 from .messages import PeerPlace
-from .node import Inventory, StageNode
-from .orders import (
-    LIMIT,
-    Address,
-    Cancel,
-    Failure,
-    Hurry,
-    Job,
-    Read,
-    Reply,
-    Request,
-    packed,
-    perform,
-)
+from .node import StageNode
+from .orders import LIMIT, Address, AskPieces, Cancel, Hurry, Job, Reply, Request, packed, perform
+from .pieces import KEY, USER, Cipher, PiecesPlace, Read, failure_of
+from .pieces import LIMIT as PIECES_LIMIT
 from .remote_node import RemoteNode
 
 SAY = 1.0  # seconds between two messages that a request is being served
 CLOSING = 5.0  # seconds
 SERVING = 32  # requests that are served at the same time
-IO_THREADS = 4  # which encrypt and decrypt
+IO_THREADS = 4  # which send and receive
 SOCKETS = 1 << 14
 
 
@@ -75,22 +65,32 @@ class Mesh:
         self._lock = threading.Lock()  # of the term
         self._strangers: dict[Address, RemoteNode] = {}  # sources that a leader has named
         self._jobs: dict[bytes, _Job] = {}  # by the routing ids of connections
-        self._replies: deque[tuple[bytes, Sequence[Data]]] = deque()
+        self._replies: deque[tuple[bytes, bytes]] = deque()
+        self._answers: deque[list[Data]] = deque()  # pieces, each after the one who has asked
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._pool = ThreadPoolExecutor(SERVING)
         self._zap = zmq_channel.new_authenticator(self.context)
-        self._socket = self.context.socket(zmq.ROUTER)
-        self._socket.linger = 0
-        self._socket.ipv6 = True
-        self._socket.maxmsgsize = LIMIT
-        self._socket.router_mandatory = True
+        self._socket = self._router(LIMIT)
         self._socket.curve_server = True
         self._socket.curve_secretkey = self.keys.head_secret
-        self._socket.handshake_ivl = zmq_channel.HANDSHAKE
-        self._socket.backlog = zmq_channel.BACKLOG
         self.port = self._socket.bind_to_random_port("tcp://*")
+        self._piece_socket = self._router(PIECES_LIMIT)
+        self._piece_socket.plain_server = True
+        port = self._piece_socket.bind_to_random_port("tcp://*")
+        self._pieces = PiecesPlace(port, os.urandom(KEY), os.urandom(KEY))
+        self._cipher = Cipher(self._pieces.key)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    def _router(self, limit: int) -> zmq.Socket[bytes]:
+        socket = self.context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.ipv6 = True
+        socket.maxmsgsize = limit
+        socket.router_mandatory = True
+        socket.handshake_ivl = zmq_channel.HANDSHAKE
+        socket.backlog = zmq_channel.BACKLOG
+        return socket
 
     # Leading
 
@@ -119,40 +119,48 @@ class Mesh:
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for each in (self._socket, self._zap, self._wake):
+        for each in (self._socket, self._piece_socket, self._zap, self._wake):
             poller.register(each, zmq.POLLIN)
         due = 0.0
         while not self.is_closed:
             ready = dict(poller.poll(int(SAY * 1000)))
             if self._zap in ready:
-                zmq_channel.authenticate(self._zap, self.keys)
+                plain = [b"PLAIN", USER, self._pieces.token]
+                zmq_channel.authenticate(self._zap, self.keys.credentials, plain)
             if self._socket in ready:
                 self._receive()
+            if self._piece_socket in ready:
+                self._receive_questions()
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             while self._replies:
-                who, frames = self._replies.popleft()
+                who, reply = self._replies.popleft()
                 del self._jobs[who]
-                self._send(who, frames)
+                _send(self._socket, [who, reply])
+            while self._answers:
+                _send(self._piece_socket, self._answers.popleft())
             if (now := time.monotonic()) >= due:
                 due = now + SAY
                 for who, job in self._jobs.items():
-                    if not self._send(who, [packed(Reply(is_last=False, done=job.done_bytes))]):
+                    reply = packed(Reply(is_last=False, done=job.done_bytes))
+                    if not _send(self._socket, [who, reply]):
                         job.cancel()
-        self._socket.close()
-        self._zap.close()
+        for each in (self._socket, self._piece_socket, self._zap):
+            each.close()
 
-    def _send(self, who: bytes, frames: Sequence[Data]) -> bool:
-        """Send a reply. Return False if the one who has asked is gone."""
-        try:
-            self._socket.send_multipart([who, *frames], zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # it does not read
-            pass
-        except zmq.ZMQError as e:
-            if e.errno != errno.EHOSTUNREACH:
-                raise
-            return False
-        return True
+    def _receive_questions(self) -> None:
+        """Begin to answer all questions for pieces that are there."""
+        while True:
+            try:
+                who, *question = self._piece_socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if (what := self._cipher.asked(question)) is not None:
+                self._pool.submit(self._answer, who, question, what)
+
+    def _answer(self, who: bytes, question: Sequence[bytes], what: Read) -> None:
+        self._answers.append([who, *self._cipher.answer(self._node, question, what)])
+        os.eventfd_write(self._wake, 1)
 
     def _receive(self) -> None:
         """Begin to serve all requests that are there."""
@@ -178,27 +186,22 @@ class Mesh:
 
     def _work(self, who: bytes, job: _Job) -> None:
         """Serve a request."""
-        data: Data = b""
         try:
-            inventory, data = self._perform(job)
-            header = packed(Reply(is_last=True, inventory=inventory))
-        except GivenUpError as e:
-            header = _failed(str(e), None)
-        except OSError as e:
-            header = _failed(cause(e), e.errno or errno.EIO, str(e.filename or ""))
+            reply = packed(self._perform(job))
         except Exception as e:  # a reply is due in any case
-            header = _failed(f"{type(e).__name__}: {e}", errno.EIO)
-        self._replies.append((who, [header, data]))
+            reply = packed(Reply(is_last=True, failure=failure_of(e)))
+        self._replies.append((who, reply))
         os.eventfd_write(self._wake, 1)
 
-    def _perform(self, job: _Job) -> tuple[Inventory | None, Data]:
+    def _perform(self, job: _Job) -> Reply:
         node, request = self._node, job.request
-        if isinstance(what := request.what, Read):
-            return None, node.read(what.name, what.kept, what.identity, what.offset, what.length)
+        if isinstance(what := request.what, AskPieces):
+            return Reply(is_last=True, pieces=self._pieces)
         assert not isinstance(what, Hurry | Cancel), "they are no jobs"
         self._obey(request.term)
         others = {index: self._stranger(place) for index, place in request.places.items()}
-        return perform(what, node, {**others, request.index: node}, job.between), b""
+        found = perform(what, node, {**others, request.index: node}, job.between)
+        return Reply(is_last=True, inventory=found)
 
     def _stranger(self, place: Address) -> RemoteNode:
         return self._strangers.setdefault(place, RemoteNode(self, place))
@@ -233,5 +236,14 @@ class Mesh:
         threading.Thread(target=self.context.term, daemon=True).start()
 
 
-def _failed(why: str, number: int | None, name: str = "") -> bytes:
-    return packed(Reply(is_last=True, failure=Failure(why, number, name)))
+def _send(socket: zmq.Socket[bytes], frames: Sequence[Data]) -> bool:
+    """Send a reply. Return False if the one who has asked is gone."""
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+    except zmq.Again:  # it does not read
+        pass
+    except zmq.ZMQError as e:
+        if e.errno != errno.EHOSTUNREACH:
+            raise
+        return False
+    return True

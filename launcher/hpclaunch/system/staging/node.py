@@ -159,12 +159,13 @@ class StageNode:
         if `generation` is "". They are placed in their order once all are there. `sources` may have
         this node itself, under its index. Raises GivenUpError, and what `between` raises.
         """
+        sums = Sums() if generation else None
         with draft_beside(self.stage) as drafted:
-            sums = receive(transfers, sources, drafted, between, pieces)
+            receive(transfers, sources, drafted, between, pieces, sums)
             if not generation:
                 self.mark(each.file for each in transfers)
             place_all([each.file for each in transfers], drafted, self._root(generation))
-            if generation:
+            if sums is not None:
                 self._sums.setdefault(generation, {}).update(sums)
                 self._damaged.difference_update((generation, t.file.name) for t in transfers)
 

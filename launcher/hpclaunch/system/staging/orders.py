@@ -13,13 +13,14 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from hpclaunch.core.protocol.values import field, value, variant
 from hpclaunch.core.staging.copies import Transfer
-from hpclaunch.core.staging.files import Identity, StagedFile
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import LastRestore, Manifest
 from hpclaunch.system.shared import packing
 
 from .copying import THREADS, Between, GivenUpError
 from .fetching import Source
 from .node import Inventory, StageNode
+from .pieces import Failure, PiecesPlace
 from .publishing import DRAFT
 
 LIMIT = 64 << 20  # bytes of a message
@@ -96,14 +97,8 @@ Order: TypeAlias = Look | Copy | Fetch | Keep | Lend | Drop | Delete | RecordRes
 
 
 @variant(frozen=True)
-class Read:
-    """Return bytes of a file. Unlike an order, it may come from any node."""
-
-    name: str
-    kept: str
-    identity: Identity
-    offset: int
-    length: int
+class AskPieces:
+    """Return where this node serves pieces of files. Unlike an order, it may come from any node."""
 
 
 @variant(frozen=True)
@@ -123,29 +118,19 @@ class Request:
     """An order, or something else that is asked of a node."""
 
     term: int  # of the leader that asks
-    what: Order | Read | Hurry | Cancel
+    what: Order | AskPieces | Hurry | Cancel
     index: int = -1  # of the node that is asked
     places: dict[int, Address] = field(default_factory=dict)  # of nodes from which it fetches
 
 
 @value(frozen=True)
-class Failure:
-    """Why a request has failed."""
-
-    why: str
-    number: int | None  # errno; None if it was given up
-    name: str = ""  # of a file
-
-
-@value(frozen=True)
 class Reply:
-    """The state of a request: sent once a second, and when it has been served. Bytes of a file
-    follow in a frame of their own.
-    """
+    """The state of a request: sent once a second, and when it has been served."""
 
     is_last: bool
     done: int = 0  # bytes
     inventory: Inventory | None = None
+    pieces: PiecesPlace | None = None
     failure: Failure | None = None
 
 

@@ -1,7 +1,7 @@
 """Another node, as a stager reaches it: a thread waits for the reply to each request.
 
-A connection carries one request at a time. It is answered once a second until it has been served,
-so a node that is silent is lost.
+A connection carries one request at a time. An order is answered once a second until it has been
+served, and a piece of a file takes no time, so a node that is silent is lost.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import errno
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -17,9 +18,21 @@ import zmq
 from hpclaunch.core.staging.files import Identity
 from hpclaunch.system.shared import packing
 
-from .copying import GivenUpError
-from .fetching import STREAMS, Data
-from .orders import LIMIT, Address, Call, Cancel, Fetch, Hurry, Order, Read, Reply, Request, packed
+from .fetching import PIECE, STREAMS, Data
+from .orders import (
+    LIMIT,
+    Address,
+    AskPieces,
+    Call,
+    Cancel,
+    Fetch,
+    Hurry,
+    Order,
+    Reply,
+    Request,
+    packed,
+)
+from .pieces import USER, Cipher, PiecesPlace, Read
 
 if TYPE_CHECKING:
     from .mesh import Mesh
@@ -41,12 +54,19 @@ class RemoteNode:
     def __init__(self, mesh: Mesh, place: Address, index: int = -1, leader: str = "") -> None:
         self.place = place
         self._mesh, self._index, self._leader = mesh, index, leader
-        self._idle: deque[_Connection] = deque()
+        self._idle, self._idle_readers = deque[_Connection](), deque[_Connection]()
+        self._pieces: PiecesPlace | None = None
 
     def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
         """Return bytes of a file, as `StageNode.read` does; also raises what a `Call` raises."""
-        request = Request(self._mesh.led_term, Read(name, kept, identity, offset, length))
-        return self._send(Call(), request)[1]
+        if self._pieces is None:
+            self._pieces = self._send(Call(), Request(self._mesh.led_term, AskPieces())).pieces
+        assert self._pieces is not None, "it was asked for"
+        cipher = Cipher(self._pieces.key)
+        question = cipher.question(Read(name, kept, identity, offset, length))
+        with self._borrowed(self._idle_readers, self._pieces) as connection:
+            answer = connection.ask(question)
+        return cipher.answered(question, answer)
 
     def ask(self, order: Order) -> Call[Any]:
         places = {}
@@ -56,59 +76,74 @@ class RemoteNode:
             places = {index: known[index] for index in sources}
         request = Request(self._mesh.led_term, order, self._index, places)
         call = Call[Any]()
-        call.start(lambda: self._send(call, request)[0].inventory)
+        call.start(lambda: self._send(call, request).inventory)
         return call
 
-    def _send(self, call: Call[Any], request: Request) -> tuple[Reply, Data]:
+    def _send(self, call: Call[Any], request: Request) -> Reply:
         """Send a request, and wait for its reply."""
+        with self._borrowed(self._idle) as connection:
+            reply = connection.request(call, request)
+        if reply.failure is not None:
+            raise reply.failure.raised()
+        return reply
+
+    @contextlib.contextmanager
+    def _borrowed(
+        self, idle: deque[_Connection], pieces: PiecesPlace | None = None
+    ) -> Iterator[_Connection]:
+        """Have a connection, and keep it for the next request unless something is raised."""
         try:
-            connection, reply = self._connection(), None
+            connection, is_well = self._idle_one(idle), False
+            connection = connection or _Connection(self._mesh, self.place, pieces)
             try:
-                reply, data = connection.request(call, request)
+                yield connection
+                is_well = True
             finally:
-                if reply is not None and len(self._idle) < STREAMS:
-                    self._idle.append(connection)
+                if is_well and len(idle) < STREAMS:
+                    idle.append(connection)
                 else:
                     connection.close()
                 if self._mesh.is_closed:
                     self.close()
         except zmq.ZMQError as e:  # the context is closed
             raise ConnectionAbortedError(errno.ECONNABORTED, "connection closed") from e
-        if (failure := reply.failure) is not None:
-            if failure.number is None:
-                raise GivenUpError(failure.why)
-            raise OSError(failure.number, failure.why, failure.name or None)
-        return reply, data
 
-    def _connection(self) -> _Connection:
+    def _idle_one(self, idle: deque[_Connection]) -> _Connection | None:
         with contextlib.suppress(IndexError):
             while True:
-                connection = self._idle.pop()
+                connection = idle.pop()
                 if not connection.is_lost():
                     return connection
                 connection.close()
-        return _Connection(self._mesh, self.place)
+        return None
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop().close()
+        for idle in (self._idle, self._idle_readers):
+            with contextlib.suppress(IndexError):
+                while True:
+                    idle.pop().close()
 
 
 class _Connection:
     """A connection for one request after the other, used by one thread at a time."""
 
-    def __init__(self, mesh: Mesh, place: Address) -> None:
+    def __init__(self, mesh: Mesh, place: Address, pieces: PiecesPlace | None = None) -> None:
+        """A connection for orders, or for pieces of files, which are encrypted already."""
         self._mesh, (self._address, port) = mesh, place
         self._socket = mesh.context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.ipv6 = True
-        self._socket.maxmsgsize = LIMIT
         self._socket.reconnect_ivl = -1
-        self._socket.curve_serverkey = mesh.keys.head_public
-        self._socket.curve_publickey = mesh.keys.member_public
-        self._socket.curve_secretkey = mesh.keys.member_secret
+        if pieces is not None:
+            port = pieces.port
+            self._socket.maxmsgsize = 2 * PIECE
+            self._socket.plain_username, self._socket.plain_password = USER, pieces.token
+        else:
+            self._socket.maxmsgsize = LIMIT
+            self._socket.curve_serverkey = mesh.keys.head_public
+            self._socket.curve_publickey = mesh.keys.member_public
+            self._socket.curve_secretkey = mesh.keys.member_secret
         self._monitor = self._socket.get_monitor_socket(_LOST)
         self._poller = zmq.Poller()
         for each in (self._socket, self._monitor):
@@ -119,35 +154,51 @@ class _Connection:
     def is_lost(self) -> bool:
         return bool(self._monitor.poll(0))
 
-    def request(self, call: Call[Any], request: Request) -> tuple[Reply, Data]:
+    def request(self, call: Call[Any], request: Request) -> Reply:
         """Send a request, and wait for its reply. Raises OSError if there is none."""
-        self._send(request)
+        self._send([packed(request)])
         is_urgent = is_cancelled = False
         until = time.monotonic() + SILENCE
-        while not self._mesh.is_closed:
+        while True:
             if call.is_cancelled > is_cancelled:
                 is_cancelled = True
-                self._send(Request(request.term, Cancel()))
+                self._send([packed(Request(request.term, Cancel()))])
             if call.is_urgent != is_urgent:
                 is_urgent = call.is_urgent
-                self._send(Request(request.term, Hurry(is_urgent)))
-            ready = dict(self._poller.poll(int(TICK * 1000)))
-            if self._socket in ready:
-                header, *data = self._socket.recv_multipart(copy=False)
-                reply = packing.unpack(header.bytes, Reply)
+                self._send([packed(Request(request.term, Hurry(is_urgent)))])
+            if (frames := self._receive(until)) is not None:
+                reply = packing.unpack(bytes(frames[0]), Reply)
                 if reply.is_last:
-                    return reply, data[0].buffer
+                    return reply
                 call.done_bytes = reply.done
                 until = time.monotonic() + SILENCE
-            elif self._monitor in ready:
-                raise ConnectionResetError(errno.ECONNRESET, "connection lost", self._address)
-            elif time.monotonic() >= until:
-                raise TimeoutError(errno.ETIMEDOUT, "no answer", self._address)
-        raise zmq.ContextTerminated
 
-    def _send(self, request: Request) -> None:
+    def ask(self, question: Sequence[Data]) -> Sequence[Data]:
+        """Send a question, and wait for its answer. Raises OSError if there is none."""
+        self._send(question)
+        until = time.monotonic() + SILENCE
+        while (frames := self._receive(until)) is None:
+            pass
+        return frames
+
+    def _receive(self, until: float) -> Sequence[memoryview] | None:
+        """Wait TICK at most for a message. Raises OSError if the node is lost, or silent `until`
+        now.
+        """
+        if self._mesh.is_closed:
+            raise zmq.ContextTerminated
+        ready = dict(self._poller.poll(int(TICK * 1000)))
+        if self._socket in ready:
+            return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+        if self._monitor in ready:
+            raise ConnectionResetError(errno.ECONNRESET, "connection lost", self._address)
+        if time.monotonic() >= until:
+            raise TimeoutError(errno.ETIMEDOUT, "no answer", self._address)
+        return None
+
+    def _send(self, frames: Sequence[Data]) -> None:
         try:
-            self._socket.send(packed(request), zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             raise ConnectionResetError(errno.ECONNRESET, "connection lost", self._address) from None
 
