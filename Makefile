@@ -106,6 +106,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/journal.py
 	$(BIN)/python bench/many_agents.py
 	$(BIN)/python bench/metrics.py
+	$(BIN)/python bench/node_copies.py
 	$(BIN)/python bench/questions.py
 	$(BIN)/python bench/restarts_never_hang.py
 	$(BIN)/python bench/staging.py

@@ -24,6 +24,7 @@ SMALLEST = {
     "launch_and_restart": "--workers 2 --runs 1",
     "many_agents": "--agents 4",
     "metrics": "--agents 2 --scrapes 1",
+    "node_copies": "--before . --size 4 --runs 1",
     "questions": "--askers 2 --seconds 0.5",
     "restarts_never_hang": "--restarts 1 --torchrun 1 --workers 2",
     "staging": "--only saves goodput --size 4 --saves 1 --kills 1 --minutes 0.05 --fault-every 2",
