@@ -1,5 +1,6 @@
 """Pieces of files between two stagers, and what those get who do not have the key."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -9,13 +10,14 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from random_kills import eventually
 
-from hpclaunch.core.protocol.values import replace
+from hpclaunch.system.staging import remote_node
 from hpclaunch.system.staging.copying import GivenUpError
 from hpclaunch.system.staging.mesh import Mesh
 from hpclaunch.system.staging.messages import PeerPlace
 from hpclaunch.system.staging.node import DAMAGED, StageNode
-from hpclaunch.system.staging.pieces import KEY, USER, Cipher, Read
+from hpclaunch.system.staging.pieces import KEY, LIMIT, USER, Cipher, Read
 
 LAUNCH = b"k" * 32
 SECRET = b"all our weights " * 4096
@@ -62,6 +64,7 @@ def test_an_answer(cipher, node):
     answer = cipher.answer(node, question, ALL)
     assert cipher.answered(question, answer) == SECRET
     assert all(b"weights" not in bytes(frame) for frame in answer)
+    assert cipher.answer(node, question, ALL)[1] != answer[1], "a nonce was used twice"
 
 
 def test_an_answer_to_another_question_is_refused(cipher, node):
@@ -90,9 +93,9 @@ def test_what_a_node_raises_is_raised_where_it_was_asked(cipher, node, failure, 
 
     monkeypatch.setattr(node, "read", fail)
     question = cipher.question(ALL)
-    with pytest.raises(type(failure)) as raised:
-        cipher.answered(question, cipher.answer(node, question, ALL))
-    assert str(raised.value) == str(failure)
+    raised = cipher.answered(question, cipher.answer(node, question, ALL)).raised()
+    assert type(raised) is type(failure)
+    assert str(raised) == str(failure)
 
 
 @pytest.mark.fuzz
@@ -140,33 +143,42 @@ def reached(leader, port):
     return leader.peers[1]
 
 
-class Wire(threading.Thread):
+class Wire:
     """A relay before a port that keeps all bytes it relays."""
 
     def __init__(self, port):
-        super().__init__(daemon=True)
-        self._to, self._server = port, socket.create_server(("127.0.0.1", 0))
-        self.port, self.seen = self._server.getsockname()[1], bytearray()
-        self.start()
+        self.to, self.seen, self._ends = port, bytearray(), []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
 
-    def run(self):
-        while True:
-            near, far = self._server.accept()[0], socket.create_connection(("127.0.0.1", self._to))
-            for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._relay, args=ends, daemon=True).start()
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._server.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self.to))
+                self._ends += (near, far)
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._relay, args=ends, daemon=True).start()
 
     def _relay(self, source, target):
-        while data := source.recv(1 << 16):
-            self.seen += data
-            target.sendall(data)
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.seen += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._server.shutdown(socket.SHUT_RDWR)
+        for each in (self._server, *self._ends):
+            each.close()
 
 
 def test_the_bytes_on_the_wire_are_encrypted(meshes):
     owner, leader = meshes
-    wire = Wire(owner._pieces.port)
-    owner._pieces = replace(owner._pieces, port=wire.port)
-    peer = reached(leader, owner.port)
-    assert peer.read(*vars_of(ALL)) == SECRET
+    with contextlib.closing(Wire(owner._piece_port)) as wire:
+        owner._piece_port = wire.port
+        assert reached(leader, owner.port).read(*vars_of(ALL)) == SECRET
     assert len(wire.seen) > len(SECRET)
     assert b"weights" not in wire.seen
     assert b"model" not in wire.seen
@@ -176,40 +188,114 @@ def vars_of(what):
     return what.name, what.kept, what.identity, what.offset, what.length
 
 
-def test_without_the_key_nobody_gets_a_piece(meshes):
-    """A recorded question gets an answer that only those can read who have the key."""
-    owner, leader = meshes
-    real = Cipher(owner._pieces.key)
-    recorded = real.question(ALL)
+@contextlib.contextmanager
+def stranger_at(port, token=None):
+    """Have a connection for pieces, with a token or without, and a monitor that hears its end."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
-        stranger.plain_username, stranger.plain_password = USER, owner._pieces.token
-        stranger.connect(f"tcp://127.0.0.1:{owner._pieces.port}")
+        stranger.reconnect_ivl = -1
+        if token is not None:
+            stranger.plain_username, stranger.plain_password = USER, token
+        with stranger.get_monitor_socket(remote_node._LOST) as monitor:
+            stranger.connect(f"tcp://127.0.0.1:{port}")
+            yield stranger, monitor
+            stranger.disable_monitor()
+
+
+def test_keys_and_tokens_are_random(meshes):
+    owner, leader = meshes
+    one, other, of_leader = owner._new_place(), owner._new_place(), leader._new_place()
+    assert one.key != of_leader.key
+    assert one.token != other.token
+
+
+def test_what_was_recorded_is_of_no_use(meshes, monkeypatch):
+    """A token that was used gives no connection, so a recorded question is not answered again."""
+    owner, leader = meshes
+    asked, question = [], Cipher.question
+
+    def recorded(*args):
+        asked.append(question(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(Cipher, "question", recorded)
+    places, new_place = [], owner._new_place
+    owner._new_place = lambda: places.append(new_place()) or places[-1]
+    assert reached(leader, owner.port).read(*vars_of(ALL)) == SECRET
+    with stranger_at(places[0].port, places[0].token) as (stranger, monitor):
+        stranger.send_multipart(asked[0])
+        assert monitor.poll(60_000)
+        assert not stranger.poll(0)
+    assert len(places) == len(asked) == 1
+
+
+def test_a_stager_that_was_started_again_at_its_port(meshes, stage, tmp_path):
+    """A new one has another key, and another port for pieces."""
+    owner, leader = meshes
+    with contextlib.ExitStack() as stack:
+        wire = stack.enter_context(contextlib.closing(Wire(owner.port)))
+        peer = reached(leader, wire.port)
+        assert peer.read(*vars_of(ALL)) == SECRET
+        owner.close()
+        again = Mesh(LAUNCH, StageNode(str(stage), str(tmp_path)))
+        stack.callback(again.close)
+        wire.to = again.port
+        eventually(lambda: all(each.is_lost() for each in (*peer._idle, *peer._idle_readers)))
+        assert peer.read(*vars_of(ALL)) == SECRET
+
+
+def test_an_answer_of_somebody_else_ends_its_connection(meshes):
+    owner, leader = meshes
+    peer = reached(leader, owner.port)
+    key, owner._cipher = owner._cipher, Cipher(os.urandom(KEY))
+    owner._cipher.asked = key.asked
+    with pytest.raises(OSError, match="a wrong message"):
+        peer.read(*vars_of(ALL))
+    owner._cipher = key
+    assert not peer._idle_readers
+    assert peer.read(*vars_of(ALL)) == SECRET
+    assert len(peer._idle_readers) == 1
+
+
+def test_a_failure_keeps_the_connection(meshes):
+    owner, leader = meshes
+    peer = reached(leader, owner.port)
+    with pytest.raises(FileNotFoundError) as failure:
+        peer.read("none.pt", "", (1, 5), 0, 1)
+    assert failure.value.filename.endswith("none.pt")
+    assert len(peer._idle_readers) == 1
+
+
+def test_without_the_key_nobody_gets_a_piece(meshes):
+    """Also not with a token that somebody else has not used yet."""
+    owner, leader = meshes
+    place = owner._new_place()
+    recorded = Cipher(place.key).question(ALL)
+    with stranger_at(place.port, place.token) as (stranger, _):
         for frames in (Cipher(os.urandom(KEY)).question(ALL), [b"", b""], [b"junk"], [b"x"] * 5):
             stranger.send_multipart(frames)
         assert not stranger.poll(300)
         stranger.send_multipart(recorded)
         answer = stranger.recv_multipart()
     assert all(b"weights" not in frame for frame in answer)
-    with socket.create_connection(("127.0.0.1", owner._pieces.port)) as raw:
+    with socket.create_connection(("127.0.0.1", place.port)) as raw:
         raw.sendall(os.urandom(1000))
     assert reached(leader, owner.port).read(*vars_of(ALL)) == SECRET
 
 
-@pytest.mark.parametrize("has_token", [True, False])
-def test_connections_of_strangers_are_closed(meshes, has_token):
-    """One that has no token is, and one with a token after a question that is too large."""
+@pytest.mark.parametrize("token", [None, bytes(KEY)])
+def test_connections_of_strangers_are_closed(meshes, token):
     owner, leader = meshes
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.reconnect_ivl = -1
-        if has_token:
-            stranger.plain_username, stranger.plain_password = USER, owner._pieces.token
-        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        with stranger.get_monitor_socket(events) as monitor:
-            stranger.connect(f"tcp://127.0.0.1:{owner._pieces.port}")
-            if has_token:
-                stranger.send_multipart([b"x" * 12, bytes(1 << 20)])
-            assert monitor.poll(60_000)
-            stranger.disable_monitor()
+    with stranger_at(owner._piece_port, token) as (_, monitor):
+        assert monitor.poll(60_000)
+    assert reached(leader, owner.port).read(*vars_of(ALL)) == SECRET
+
+
+def test_a_question_that_is_too_large(meshes):
+    """The connection is closed before the question is in memory."""
+    owner, leader = meshes
+    place = owner._new_place()
+    with stranger_at(place.port, place.token) as (stranger, monitor):
+        stranger.send_multipart([b"x" * 12, bytes(LIMIT + 1)])
+        assert monitor.poll(60_000)
     assert reached(leader, owner.port).read(*vars_of(ALL)) == SECRET

@@ -25,7 +25,7 @@ import socket
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,10 +74,9 @@ class Keys:
     # The stagers of this job know each other by it.
     stager_key: bytes = field(repr=False, default=b"")
 
-    @property
-    def credentials(self) -> list[bytes]:
-        """Return what a member authenticates itself with, after the mechanism."""
-        return [b"CURVE", z85.decode(self.member_public)]
+    def admit(self, credentials: Sequence[bytes]) -> bool:
+        """Return whether these are a member's: the mechanism, and the key."""
+        return credentials == [b"CURVE", z85.decode(self.member_public)]
 
 
 def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Keys:
@@ -236,13 +235,13 @@ def new_authenticator(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
     return zap
 
 
-def authenticate(zap: zmq.Socket[bytes], *known: Sequence[bytes]) -> None:
-    """Accept only who has one of these credentials, each after its mechanism: ZAP
+def authenticate(zap: zmq.Socket[bytes], admit: Callable[[Sequence[bytes]], bool]) -> None:
+    """Accept only those whose credentials, after their mechanism, are admitted: ZAP
     (rfc.zeromq.org/spec/27).
     """
     while zap.poll(0):
         version, request, _domain, _address, _id, *theirs = zap.recv_multipart()
-        status = [b"200", b"OK"] if theirs in known else [b"400", b"not of this job"]
+        status = [b"200", b"OK"] if admit(theirs) else [b"400", b"not of this job"]
         zap.send_multipart([version, request, *status, b"", b""])
 
 
@@ -288,7 +287,7 @@ class HeadChannel(Channel):
 
     def receive(self, ready: Container[object]) -> list[Item]:
         if self.zap in ready:
-            authenticate(self.zap, self.keys.credentials)
+            authenticate(self.zap, self.keys.admit)
         return super().receive(ready)
 
     def _read(self, frames: list[zmq.Frame]) -> list[Item]:

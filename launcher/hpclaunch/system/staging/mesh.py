@@ -38,6 +38,7 @@ CLOSING = 5.0  # seconds
 SERVING = 32  # requests that are served at the same time
 IO_THREADS = 4  # which send and receive
 SOCKETS = 1 << 14
+TOKENS = 1 << 14  # of connections for pieces that are yet to come
 
 
 class _Job(Job):
@@ -76,9 +77,10 @@ class Mesh:
         self.port = self._socket.bind_to_random_port("tcp://*")
         self._piece_socket = self._router(PIECES_LIMIT)
         self._piece_socket.plain_server = True
-        port = self._piece_socket.bind_to_random_port("tcp://*")
-        self._pieces = PiecesPlace(port, os.urandom(KEY), os.urandom(KEY))
-        self._cipher = Cipher(self._pieces.key)
+        self._piece_port = self._piece_socket.bind_to_random_port("tcp://*")
+        self._key = os.urandom(KEY)
+        self._cipher = Cipher(self._key)
+        self._tokens = deque[bytes](maxlen=TOKENS)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -125,8 +127,7 @@ class Mesh:
         while not self.is_closed:
             ready = dict(poller.poll(int(SAY * 1000)))
             if self._zap in ready:
-                plain = [b"PLAIN", USER, self._pieces.token]
-                zmq_channel.authenticate(self._zap, self.keys.credentials, plain)
+                zmq_channel.authenticate(self._zap, self._admit)
             if self._socket in ready:
                 self._receive()
             if self._piece_socket in ready:
@@ -147,6 +148,19 @@ class Mesh:
                         job.cancel()
         for each in (self._socket, self._piece_socket, self._zap):
             each.close()
+
+    def _admit(self, credentials: Sequence[bytes]) -> bool:
+        """Return whether these are of a stager of this launch. A token counts once."""
+        if credentials[:2] != [b"PLAIN", USER]:
+            return self.keys.admit(credentials)
+        if is_known := credentials[2] in self._tokens:
+            self._tokens.remove(credentials[2])
+        return is_known
+
+    def _new_place(self) -> PiecesPlace:
+        """Return what another stager needs for a connection for pieces."""
+        self._tokens.append(token := os.urandom(KEY))
+        return PiecesPlace(self._piece_port, self._key, token)
 
     def _receive_questions(self) -> None:
         """Begin to answer all questions for pieces that are there."""
@@ -174,6 +188,8 @@ class Mesh:
                 continue
             job = self._jobs.get(who)
             match request.what:
+                case AskPieces():
+                    _send(self._socket, [who, packed(Reply(True, pieces=self._new_place()))])
                 case Cancel() if job is not None:
                     job.cancel()
                 case Hurry(on=on) if job is not None:
@@ -195,9 +211,8 @@ class Mesh:
 
     def _perform(self, job: _Job) -> Reply:
         node, request = self._node, job.request
-        if isinstance(what := request.what, AskPieces):
-            return Reply(is_last=True, pieces=self._pieces)
-        assert not isinstance(what, Hurry | Cancel), "they are no jobs"
+        what = request.what
+        assert not isinstance(what, AskPieces | Hurry | Cancel), "they are no jobs"
         self._obey(request.term)
         others = {index: self._stranger(place) for index, place in request.places.items()}
         found = perform(what, node, {**others, request.index: node}, job.between)

@@ -98,7 +98,9 @@ Order: TypeAlias = Look | Copy | Fetch | Keep | Lend | Drop | Delete | RecordRes
 
 @variant(frozen=True)
 class AskPieces:
-    """Return where this node serves pieces of files. Unlike an order, it may come from any node."""
+    """Return where this node serves pieces of files, and what a connection needs there. Unlike an
+    order, it may come from any node.
+    """
 
 
 @variant(frozen=True)

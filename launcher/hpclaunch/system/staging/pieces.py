@@ -1,9 +1,10 @@
 """Pieces of files on their way from one stager to another, encrypted with AES-GCM.
 
 Orders go over CURVE (`mesh.py`), which would take ten times as much CPU time for files, while the
-workers need it. Each stager makes a key when it starts, and gives it to others over CURVE. Whoever
-records a question and sends it again gets bytes that he cannot decrypt; and an answer is accepted
-only for the question to which it was given.
+workers need it. Each stager makes a key when it starts, and gives it to others over CURVE, with a
+token for each connection. The token is sent in clear text, and admits one connection: whoever has
+recorded it, and questions, cannot have them answered again. An answer is accepted only for the
+question to which it was given.
 """
 
 from __future__ import annotations
@@ -58,13 +59,11 @@ class Failure:
 
 @value(frozen=True)
 class PiecesPlace:
-    """The port where a stager serves pieces, and what others need there. The token keeps strangers
-    from holding connections open; it is sent in clear text.
-    """
+    """The port where a stager serves pieces, and what another one needs there for a connection."""
 
     port: int
     key: bytes
-    token: bytes
+    token: bytes  # of one connection
 
 
 def failure_of(error: Exception) -> Failure:
@@ -104,13 +103,13 @@ class Cipher:
         nonce = os.urandom(NONCE)
         return [kind, nonce, self._key.encrypt(nonce, data, kind + bytes(question[0]))]
 
-    def answered(self, question: Sequence[Data], frames: Sequence[Data]) -> Data:
-        """Return the bytes of an answer. Raises OSError and GivenUpError, also as the node did."""
+    def answered(self, question: Sequence[Data], frames: Sequence[Data]) -> Data | Failure:
+        """Return the bytes of an answer, or why there are none. Raises OSError if it is no answer
+        to this question.
+        """
         try:
             kind, nonce, sealed = frames
             data = self._key.decrypt(nonce, sealed, bytes(kind) + bytes(question[0]))
         except (InvalidTag, ValueError) as e:
             raise OSError(errno.EBADMSG, "another node has sent a wrong message") from e
-        if bytes(kind) == FAILURE:
-            raise packing.unpack(data, Failure).raised()
-        return data
+        return packing.unpack(data, Failure) if bytes(kind) == FAILURE else data

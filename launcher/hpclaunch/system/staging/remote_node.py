@@ -10,7 +10,8 @@ import contextlib
 import errno
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -32,7 +33,7 @@ from .orders import (
     Request,
     packed,
 )
-from .pieces import USER, Cipher, PiecesPlace, Read
+from .pieces import USER, Cipher, Failure, PiecesPlace, Read
 
 if TYPE_CHECKING:
     from .mesh import Mesh
@@ -55,18 +56,20 @@ class RemoteNode:
         self.place = place
         self._mesh, self._index, self._leader = mesh, index, leader
         self._idle, self._idle_readers = deque[_Connection](), deque[_Connection]()
-        self._pieces: PiecesPlace | None = None
 
     def read(self, name: str, kept: str, identity: Identity, offset: int, length: int) -> Data:
         """Return bytes of a file, as `StageNode.read` does; also raises what a `Call` raises."""
-        if self._pieces is None:
-            self._pieces = self._send(Call(), Request(self._mesh.led_term, AskPieces())).pieces
-        assert self._pieces is not None, "it was asked for"
-        cipher = Cipher(self._pieces.key)
-        question = cipher.question(Read(name, kept, identity, offset, length))
-        with self._borrowed(self._idle_readers, self._pieces) as connection:
-            answer = connection.ask(question)
-        return cipher.answered(question, answer)
+        with self._borrowed(self._idle_readers, self._reader) as connection:
+            answer = connection.ask(Read(name, kept, identity, offset, length))
+        if isinstance(answer, Failure):
+            raise answer.raised()
+        return answer
+
+    def _reader(self) -> _Connection:
+        """Return a new connection for pieces of files."""
+        pieces = self._send(Call(), Request(self._mesh.led_term, AskPieces())).pieces
+        assert pieces is not None, "they were asked for"
+        return _Connection(self._mesh, self.place, pieces)
 
     def ask(self, order: Order) -> Call[Any]:
         places = {}
@@ -81,7 +84,8 @@ class RemoteNode:
 
     def _send(self, call: Call[Any], request: Request) -> Reply:
         """Send a request, and wait for its reply."""
-        with self._borrowed(self._idle) as connection:
+        make = partial(_Connection, self._mesh, self.place)
+        with self._borrowed(self._idle, make) as connection:
             reply = connection.request(call, request)
         if reply.failure is not None:
             raise reply.failure.raised()
@@ -89,12 +93,12 @@ class RemoteNode:
 
     @contextlib.contextmanager
     def _borrowed(
-        self, idle: deque[_Connection], pieces: PiecesPlace | None = None
+        self, idle: deque[_Connection], make: Callable[[], _Connection]
     ) -> Iterator[_Connection]:
         """Have a connection, and keep it for the next request unless something is raised."""
         try:
             connection, is_well = self._idle_one(idle), False
-            connection = connection or _Connection(self._mesh, self.place, pieces)
+            connection = connection or make()
             try:
                 yield connection
                 is_well = True
@@ -129,14 +133,14 @@ class _Connection:
     """A connection for one request after the other, used by one thread at a time."""
 
     def __init__(self, mesh: Mesh, place: Address, pieces: PiecesPlace | None = None) -> None:
-        """A connection for orders, or for pieces of files, which are encrypted already."""
+        """Connect for orders, or for pieces of files, which are encrypted already."""
         self._mesh, (self._address, port) = mesh, place
         self._socket = mesh.context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.ipv6 = True
         self._socket.reconnect_ivl = -1
         if pieces is not None:
-            port = pieces.port
+            port, self._cipher = pieces.port, Cipher(pieces.key)
             self._socket.maxmsgsize = 2 * PIECE
             self._socket.plain_username, self._socket.plain_password = USER, pieces.token
         else:
@@ -173,13 +177,13 @@ class _Connection:
                 call.done_bytes = reply.done
                 until = time.monotonic() + SILENCE
 
-    def ask(self, question: Sequence[Data]) -> Sequence[Data]:
-        """Send a question, and wait for its answer. Raises OSError if there is none."""
-        self._send(question)
+    def ask(self, what: Read) -> Data | Failure:
+        """Ask for a piece, and wait for the answer. Raises OSError if there is none."""
+        self._send(question := self._cipher.question(what))
         until = time.monotonic() + SILENCE
         while (frames := self._receive(until)) is None:
             pass
-        return frames
+        return self._cipher.answered(question, frames)
 
     def _receive(self, until: float) -> Sequence[memoryview] | None:
         """Wait TICK at most for a message. Raises OSError if the node is lost, or silent `until`
