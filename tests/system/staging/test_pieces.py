@@ -14,9 +14,10 @@ from random_kills import eventually
 
 from hpclaunch.system.staging import remote_node
 from hpclaunch.system.staging.copying import GivenUpError
-from hpclaunch.system.staging.mesh import Mesh
+from hpclaunch.system.staging.mesh import SERVING, Mesh
 from hpclaunch.system.staging.messages import PeerPlace
 from hpclaunch.system.staging.node import DAMAGED, StageNode
+from hpclaunch.system.staging.orders import Look
 from hpclaunch.system.staging.pieces import KEY, LIMIT, USER, Cipher, Read
 
 LAUNCH = b"k" * 32
@@ -255,6 +256,18 @@ def test_an_answer_of_somebody_else_ends_its_connection(meshes):
     assert not peer._idle_readers
     assert peer.read(*vars_of(ALL)) == SECRET
     assert len(peer._idle_readers) == 1
+
+
+def test_orders_that_take_long_hold_up_no_pieces(meshes, node, monkeypatch):
+    """Storage may hang for minutes."""
+    owner, leader = meshes
+    peer, continues = reached(leader, owner.port), threading.Event()
+    monkeypatch.setattr(node, "inventory", continues.wait)
+    calls = [peer.ask(Look()) for _ in range(SERVING)]
+    eventually(lambda: len(owner._jobs) == SERVING)
+    assert peer.read(*vars_of(ALL)) == SECRET
+    assert not any(call.done() for call in calls)
+    continues.set()
 
 
 def test_a_failure_keeps_the_connection(meshes):

@@ -35,7 +35,8 @@ from .remote_node import RemoteNode
 
 SAY = 1.0  # seconds between two messages that a request is being served
 CLOSING = 5.0  # seconds
-SERVING = 32  # requests that are served at the same time
+SERVING = 32  # orders that are served at the same time
+READING = 8  # pieces that are read at the same time
 IO_THREADS = 4  # which send and receive
 SOCKETS = 1 << 14
 TOKENS = 1 << 14  # of connections for pieces that are yet to come
@@ -69,7 +70,8 @@ class Mesh:
         self._replies: deque[tuple[bytes, bytes]] = deque()
         self._answers: deque[list[Data]] = deque()  # pieces, each after the one who has asked
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._pool = ThreadPoolExecutor(SERVING)
+        self._pool = ThreadPoolExecutor(SERVING)  # of orders, which may wait for storage
+        self._readers = ThreadPoolExecutor(READING)
         self._zap = zmq_channel.new_authenticator(self.context)
         self._socket = self._router(LIMIT)
         self._socket.curve_server = True
@@ -170,7 +172,7 @@ class Mesh:
             except zmq.Again:
                 return
             if (what := self._cipher.asked(question)) is not None:
-                self._pool.submit(self._answer, who, question, what)
+                self._readers.submit(self._answer, who, question, what)
 
     def _answer(self, who: bytes, question: Sequence[bytes], what: Read) -> None:
         self._answers.append([who, *self._cipher.answer(self._node, question, what)])
@@ -244,7 +246,8 @@ class Mesh:
         self._thread.join()
         for job in self._jobs.values():
             job.cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._readers):
+            pool.shutdown(wait=False, cancel_futures=True)
         wait([job.served for job in self._jobs.values() if job.served], CLOSING)
         for each in (*self.peers.values(), *self._strangers.values()):
             each.close()
