@@ -1,6 +1,6 @@
 """Pieces of files on their way from one stager to another, encrypted with AES-GCM.
 
-Orders go over CURVE (`mesh.py`), which would take ten times as much CPU time for files, while the
+Orders go over CURVE (`mesh.py`), which would take four times as much CPU time for files, while the
 workers need it. Each stager makes a key when it starts, and gives it to others over CURVE, with a
 token for each connection. The token is sent in clear text, and admits one connection: whoever has
 recorded it, and questions, cannot have them answered again. An answer is accepted only for the
