@@ -339,6 +339,7 @@ def test_the_log_directory_answers_when_nobody_does(tmp_path):
             done = hpclaunch(*command, name, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
             assert re.fullmatch(rf"{launch['name']}: ended .*\n", done.stdout)
+            watched(name, tmp_path, b"ended with code 0", "xterm", command)
     file = os.path.join(launch["logs"], "status.json")
     assert os.stat(file).st_mode & 0o777 == 0o600
     with open(file, "w") as f:
@@ -356,6 +357,7 @@ def test_the_log_directory_of_a_launch_that_runs(tmp_path):
         done = hpclaunch("status", launch["logs"], cwd=tmp_path)
         assert done.stdout.startswith(f"{launch['name']}  running for "), done.stderr
         assert "no longer answers" not in done.stdout
+        watched(launch["logs"], tmp_path, b"q quit", "xterm", ("top",))
         command = [HPCLAUNCH, "status", "--watch", launch["logs"]]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path

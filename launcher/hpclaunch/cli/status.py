@@ -11,12 +11,12 @@ A job that is over is shown as it was at its end, from its log directory.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
@@ -29,6 +29,9 @@ from hpclaunch.observe.text_style import TextStyle
 from . import say, write
 from .parser import Parser
 
+if TYPE_CHECKING:
+    from hpclaunch.system.network import launches
+
 PAUSE, PAUSE_IN_FILE = 1.0, 10.0  # seconds between two snapshots
 WIDTH_IN_FILE = 200
 HOME, CLEAR_LINE, CLEAR = "\x1b[H", "\x1b[K", "\x1b[0J"
@@ -36,7 +39,10 @@ HOME, CLEAR_LINE, CLEAR = "\x1b[H", "\x1b[K", "\x1b[0J"
 
 def prepare_parser(parser: Parser) -> None:
     parser.add_argument(
-        "job", nargs="?", metavar="JOB", help="Slurm's id of a job, or the name of a launch"
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="Slurm's id of a job, the name of a launch, or a log directory",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print all that is known, as JSON")
@@ -70,22 +76,38 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 0
 
 
+def running_or_ended(
+    job: str, environ: Mapping[str, str]
+) -> launches.FoundLaunches | LaunchSnapshot:
+    """Return the running launches of a job, or the one of a log directory; once it is over, its
+    last snapshot. Raises NoLaunchError.
+    """
+    from hpclaunch.system.logs import status_file
+    from hpclaunch.system.network import launches
+
+    try:
+        return launches.find(job, environ)
+    except launches.NoLaunchError:
+        logged = status_file.newest(job)
+        if logged is not None and _is_over(logged):
+            return logged
+        if logged is None or not os.path.isdir(job):
+            raise
+    return launches.find(logged.name, environ)
+
+
 def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
     """Return the newest snapshot of a job, from its head, or else from its log directory."""
     from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
 
     try:
-        found = launches.find(job, environ)
+        found = running_or_ended(job, environ)
     except launches.NoLaunchError:
         if (last := status_file.newest(job)) is None:
             raise
-        if _is_over(last) or not os.path.isdir(job):
-            return last
-        with contextlib.suppress(launches.NoLaunchError):  # the launch of this log directory
-            return launches.find(last.name, environ).only
         return last
-    return found.only
+    return found if isinstance(found, LaunchSnapshot) else found.only
 
 
 def _is_over(launch: LaunchSnapshot) -> bool:
@@ -122,42 +144,37 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
     """Show a job until it is over: on a terminal as a screen, in a file as a line now and then. At
     the end, also if it is over already, show how it ended if its log directory can be read here.
     """
-    from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
 
     if job is None:
         raise UsageError("which job? hpclaunch status lists them")
     drawn = draws(environ)
-    last: Sequence[LaunchSnapshot] = ()
 
     def show(seen: Sequence[LaunchSnapshot]) -> None:
         _draw(seen, environ) if drawn else write(_text(map(job_line, seen)))
 
-    while True:  # at first, and again when perhaps another agent leads
-        try:
-            found = launches.find(job, environ)
-        except launches.NoLaunchError as e:
-            if not last:
-                logged = status_file.newest(job)
-                if logged is not None and _is_over(logged):
-                    show([logged])
-                    return 0
-                if logged is None or logged.name == job:
-                    raise
-                job = logged.name  # of the launch in this log directory
-                continue
-            if not isinstance(e, launches.UnreachableError):
-                show(at_end(last))
-                return 0
-            if drawn:
-                show([*map(aged, last)])
-            time.sleep(PAUSE)
-            continue
-        last = found.launches
+    found = running_or_ended(job, environ)
+    if isinstance(found, LaunchSnapshot):
+        show([found])
+        return 0
+    last, which = found.launches, found.which
+    while True:
         with found.watch(PAUSE if drawn else PAUSE_IN_FILE) as stream:
             while not stream.over:
                 for last in stream.receive():
                     show(last)
+        while True:  # perhaps another agent leads now
+            try:
+                found = launches.find(which, environ)
+                last = found.launches
+                break
+            except launches.UnreachableError:
+                if drawn:
+                    show([*map(aged, last)])
+                time.sleep(PAUSE)
+            except launches.NoLaunchError:
+                show(at_end(last))
+                return 0
 
 
 def aged(launch: LaunchSnapshot) -> LaunchSnapshot:

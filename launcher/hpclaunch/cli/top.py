@@ -3,7 +3,8 @@
     hpclaunch top 71
 
 The last line shows the keys: nodes or ranks, sort, filter. Into a pipe or a
-file, it writes a line now and then.
+file, it writes a line now and then. A job that is over is shown as it was at
+its end, from its log directory.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ PAUSE = 1.0  # seconds between two snapshots
 
 
 def prepare_parser(parser: Parser) -> None:
-    parser.add_argument("job", metavar="JOB", help="Slurm's id of a job, or the name of a launch")
+    parser.add_argument(
+        "job", metavar="JOB", help="Slurm's id of a job, the name of a launch, or a log directory"
+    )
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -60,7 +63,10 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         if not (sys.stdin and sys.stdin.isatty() and status.draws(environ)):
             return status.watch(options.job, environ)
-        found = launches.find(options.job, environ)
+        found = status.running_or_ended(options.job, environ)
+        if isinstance(found, LaunchSnapshot):
+            status.show_screen([found], environ)
+            return 0
         signal.signal(signal.SIGTERM, _leave)  # so that the terminal is restored
         with _keys_at_once():
             last = _show(found, environ)
