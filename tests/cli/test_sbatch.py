@@ -342,6 +342,16 @@ def test_a_job_that_cannot_be_submitted(cwd, sbatch, monkeypatch, does, says):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.starts
+def test_a_job_that_was_started_again_submits_one_that_was_not(cwd, sbatch, monkeypatch):
+    (cwd / "bin").mkdir()
+    (cwd / "bin" / "sbatch").write_text('#!/bin/sh\necho "${SLURM_RESTART_COUNT-none} $OF_USER"\n')
+    (cwd / "bin" / "sbatch").chmod(0o755)
+    for name, value in ("PATH", str(cwd / "bin")), ("SLURM_RESTART_COUNT", "1"), ("OF_USER", "x"):
+        monkeypatch.setenv(name, value)
+    assert sbatch("--submit", "train.py") == (0, "none x\n", "")
+
+
 def test_a_directory_called_sbatch_is_no_script(cwd, printed):
     (cwd / "sbatch").mkdir()
     assert "srun hpclaunch train.py" in printed("train.py")

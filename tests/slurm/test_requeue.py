@@ -192,7 +192,9 @@ def test_preempted_jobs_continue(
 def test_a_job_that_an_administrator_requeues_continues(
     cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
-    job = begin(launch, tmp_path, "due")
+    """Here the job was submitted from within a requeued one, whose variable it has inherited."""
+    srun = f"SLURM_RESTART_COUNT=${{SLURM_RESTART_COUNT:-1}} {SRUN}"
+    job = begin(launch, tmp_path, "due", srun=srun)
     until_it_trains(job)
     cluster.on(CONTROLLER, ["scontrol", "requeue", str(job.id)])
     job.wait_for_requeue(1)

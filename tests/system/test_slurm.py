@@ -322,7 +322,7 @@ def test_any_output_of_its_commands(outputs, code):
         patch.setattr(subprocess, "run", check_run)
         patch.setattr(view_client, "looked_patiently", lambda _: [])
         patch.setenv("SLURM_JOB_ID", "7")
-        _, found = slurm_end.ask(scontrol.shown("job", "7"), "1800000000", "0")
+        _, found = slurm_end.ask(scontrol.shown("job", "7"), "1800000000", 0)
         assert JobState(found["state"])
         assert slurm_end.end_of_step(scontrol.shown("step", "7.0"), 1.0) >= 0
         assert slurm_end.kill_wait() >= 0

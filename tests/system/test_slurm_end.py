@@ -26,7 +26,7 @@ def asked(tmp_path, monkeypatch, *fields, mode="REQUEUE", state="RUNNING"):
     scontrol.write_text(SCRIPT.format(JOB.format(*fields, state=state), PARTITION.format(mode)))
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return slurm_end.ask(shown("job", "7"), "", "")
+    return slurm_end.ask(shown("job", "7"), "", 0)
 
 
 @pytest.mark.starts
@@ -78,7 +78,7 @@ def test_the_time_limit_of_a_step(limit, before, at):
     ],
 )
 def test_the_earlier_end_counts(job, step_end, at):
-    said, found = slurm_end.ask(job, "", "", step_end)
+    said, found = slurm_end.ask(job, "", 0, step_end)
     assert (said, found["endless"]) == (at, False)
 
 
@@ -104,13 +104,13 @@ def test_without_scontrol(monkeypatch, tmp_path, end, at):
     monkeypatch.setenv("PATH", str(tmp_path))
     nothing = {"state": JobState.UNKNOWN, "may_requeue": None}
     nothing |= {"requeued_if_killed": False, "endless": False}
-    assert slurm_end.ask(shown("job", "7"), end, "") == (at, nothing)
+    assert slurm_end.ask(shown("job", "7"), end, 0) == (at, nothing)
 
 
 @pytest.mark.parametrize(("limit", "at"), [("UNLIMITED", None), ("00:10:00", 1600000000.0)])
 def test_what_the_environment_said_is_over_once_there_is_no_time_limit(limit, at):
     """The variable has the end that the job began with."""
-    said, found = slurm_end.ask({"TimeLimit": limit, "EndTime": "Unknown"}, BEGAN, "")
+    said, found = slurm_end.ask({"TimeLimit": limit, "EndTime": "Unknown"}, BEGAN, 0)
     assert said == at
     assert found["endless"] == (at is None)
 
@@ -192,7 +192,7 @@ CONFIG = (
 
 
 @pytest.mark.starts
-@pytest.mark.parametrize(("restarts", "requeued"), [("1", True), ("2", False)])
+@pytest.mark.parametrize(("restarts", "requeued"), [(1, True), (2, False)])
 def test_a_job_that_is_requeued_has_a_short_time_left(tmp_path, monkeypatch, restarts, requeued):
     said = f'[ "$2" = config ] && echo "{CONFIG.format("1000 sec")}" || echo "Restarts=2 Requeue=1"'
     scontrol = tmp_path / "scontrol"
@@ -203,3 +203,24 @@ def test_a_job_that_is_requeued_has_a_short_time_left(tmp_path, monkeypatch, res
     at, found = slurm_end.ask(shown("job", "7"), "", restarts)
     assert found["state"] == (JobState.REQUEUED if requeued else JobState.RUNNING)
     assert (at is not None and 0 <= at - before - 1000 < 60) == requeued
+
+
+@pytest.mark.parametrize(
+    ("variable", "said", "states"),
+    [
+        ("1", (1, 2), "running requeued"),
+        ("1", (0, 1), "running requeued"),  # the variable of the job from which it was submitted
+        ("3", (0, None, 1), "running unknown requeued"),
+        ("", (0, 0), "running running"),
+    ],
+)
+def test_only_a_restart_since_the_first_answer_is_a_requeue(monkeypatch, variable, said, states):
+    question = FindJobEnd("7", step="", end="", restarts=variable, nodes="", since=0.0)
+    monkeypatch.setattr(slurm_end, "kill_wait", lambda: 30.0)
+    last, found = None, []
+    for number in said:
+        fields = {} if number is None else {"EndTime": "1800000000", "Restarts": str(number)}
+        monkeypatch.setattr(slurm_end, "shown", lambda *_, fields=fields: fields)
+        last = slurm_end.find(question.replaced(before=last))
+        found.append(last.state)
+    assert found == [JobState[state.upper()].value for state in states.split()]

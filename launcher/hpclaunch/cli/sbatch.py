@@ -179,7 +179,7 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
     profile = profiles.load(chosen.profile) if chosen.profile else Profile()
     job = _job(chosen, profile, _launch(chosen, environ))
     if chosen.submit:
-        text = _submit(job_script.script(job)) + "\n"
+        text = _submit(job_script.script(job), environ) + "\n"
     else:
         text = job_script.interactive(job) if chosen.interactive else job_script.script(job)
     write_bytes([os.fsencode(text)])  # arguments may be in any encoding
@@ -317,11 +317,13 @@ def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
     return [*lines, profile.activate.replace("{venv}", job_script.quoted([chosen.venv]))]
 
 
-def _submit(text: str) -> str:
+def _submit(text: str, environ: Mapping[str, str]) -> str:
     """Submit a job script. Return the id of the job."""
+    # In a job that was started again, the new job would inherit this and count as started again.
+    env = {name: value for name, value in environ.items() if name != "SLURM_RESTART_COUNT"}
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable"], input=os.fsencode(text), capture_output=True
+            ["sbatch", "--parsable"], input=os.fsencode(text), capture_output=True, env=env
         )
     except OSError as e:
         raise UsageError(

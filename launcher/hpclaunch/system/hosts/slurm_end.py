@@ -23,12 +23,17 @@ def find(asked: FindJobEnd) -> JobEndFound:
     fields = shown("job", asked.job)
     before = asked.before
     has_answered = bool(fields) or (before is not None and before.has_answered)
+    restarts = int(_digits(asked.restarts) or 0) if before is None else before.restarts
+    if now := _digits(fields.get("Restarts", "")):
+        # A job that was not started again, but submitted from within one that was, has inherited
+        # the variable: it is too high. Slurm's own number only grows.
+        restarts = min(restarts, int(now))
     step_end = math.inf if before is None else before.step_end
     if asked.step:
         step_end = end_of_step(shown("step", asked.step), step_end)
     known = () if before is None else before.draining
     drained = draining(asked.nodes, known) if asked.nodes else ()
-    at, found = ask(fields, asked.end, asked.restarts, step_end)
+    at, found = ask(fields, asked.end, restarts, step_end)
     # If Slurm does not answer now, its last answer still counts. An end before the launch is that
     # of an earlier job, whose variables are left in the shell.
     if (has_answered and not fields) or (at is not None and at < asked.since):
@@ -39,13 +44,14 @@ def find(asked: FindJobEnd) -> JobEndFound:
         draining=drained,
         began=seconds(fields.get("StartTime", "")),
         has_answered=has_answered,
+        restarts=restarts,
         step_end=step_end,
         **found,
     )
 
 
 def ask(
-    fields: dict[str, str], end: str, restarts: str, step_end: float = math.inf
+    fields: dict[str, str], end: str, restarts: int, step_end: float = math.inf
 ) -> tuple[float | None, dict[str, Any]]:
     """Return when the job ends (None if that is not known), and further fields of a JobEndFound.
 
@@ -56,7 +62,7 @@ def ask(
     at = seconds(fields.get("EndTime", ""))
     preempted_at = seconds(fields.get("PreemptTime", ""))
     may_requeue = {"0": False, "1": True}.get(fields.get("Requeue", ""))
-    requeued = int(_digits(fields.get("Restarts", "")) or 0) > int(_digits(restarts) or 0)
+    requeued = int(_digits(fields.get("Restarts", "")) or 0) > restarts
     again = endless = False
     state = JobState.RUNNING if fields else JobState.UNKNOWN
     if requeued:

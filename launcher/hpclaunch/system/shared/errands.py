@@ -37,6 +37,7 @@ class JobEndFound(Message):
     endless: bool
     began: float | None  # when the job began, in seconds since 1970
     has_answered: bool  # Slurm has answered at least once
+    restarts: int  # how often the job was started again before this run
     step_end: float  # when the step reaches its own time limit, in seconds since 1970; or infinite
 
 
