@@ -115,6 +115,15 @@ def test_what_would_break_a_training(tmp_path, env, changes, args, says):
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("args", [(), ("--measure",)])
+def test_its_advice_names_no_option_that_only_a_launch_has(tmp_path, env, args):
+    several = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    done = doctor(tmp_path, env | several, *args)
+    advice = "prefix with srun (or, to train on this node alone, use hpclaunch --standalone)"
+    assert advice in words(done.stdout + done.stderr)
+    assert "no option --standalone" in doctor(tmp_path, env, "--standalone").stderr
+
+
 def test_a_directory_that_may_not_be_written(tmp_path, env):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)

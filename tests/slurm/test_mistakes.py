@@ -142,8 +142,8 @@ def test_a_heterogeneous_job_without_srun(cluster: Cluster, tmp_path: Path) -> N
     assert ended.code == 2, str(ended)
     assert ended.output == (
         f"hpclaunch: error: job {job.id} has 2 components, but hpclaunch was started on one of "
-        "them only: prefix with srun --het-group=0-1 (or, to use this node alone, add "
-        "--standalone)\n"
+        "them only: prefix with srun --het-group=0-1 (or, to train on this node alone, "
+        "use hpclaunch --standalone)\n"
     )
     assert job.environments() == {}
 
@@ -154,7 +154,7 @@ def test_without_srun_on_several_nodes(launch: Launch) -> None:
     assert ended.code == 2, str(ended)
     assert ended.output == (
         f"hpclaunch: error: job {job.id} has 2 nodes, but hpclaunch was started on one of them "
-        "only: prefix with srun (or, to use this node alone, add --standalone)\n"
+        "only: prefix with srun (or, to train on this node alone, use hpclaunch --standalone)\n"
     )
     assert job.environments() == {}
 

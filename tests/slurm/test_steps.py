@@ -199,9 +199,8 @@ def test_a_command_in_a_shell_of_several_tasks(
         assert "waiting for" not in ended.output
     else:
         text = f"step {job.id}.0 has 2 nodes, but only its first task runs this shell: prefix with "
-        assert (
-            f"{text}srun --overlap (or, to use this node alone, add --standalone)" in ended.output
-        )
+        alone = "(or, to train on this node alone, use hpclaunch --standalone)"
+        assert f"{text}srun --overlap {alone}" in ended.output
         assert hosts == ["n1"] * 4 + ["n2"] * 4, str(ended)
 
 

@@ -73,7 +73,8 @@ def _has_only_terminal(where: Allocation, environ: Mapping[str, str]) -> bool:
     if where.nodes > 1:
         raise UsageError(
             f"step {where.name} has {where.nodes} nodes, but only its first task runs this shell: "
-            "prefix with srun --overlap (or, to use this node alone, add --standalone)"
+            "prefix with srun --overlap (or, to train on this node alone, use hpclaunch "
+            "--standalone)"
         )
     return True
 
@@ -105,7 +106,7 @@ def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
         parts = f"{components} components" if components else f"{nodes} nodes"
         raise UsageError(
             f"job {job} has {parts}, but hpclaunch was started on one of them only: prefix "
-            f"with {srun} (or, to use this node alone, add --standalone)"
+            f"with {srun} (or, to train on this node alone, use hpclaunch --standalone)"
         )
     if "SLURMD_NODENAME" in environ:
         return
