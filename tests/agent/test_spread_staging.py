@@ -60,8 +60,9 @@ class Story(test_staging.Story):
     def restored(self, **more):
         return self.reply(messages.Restored(self.adapter._number, "", 0, 0.5, **more))
 
-    def flushed(self, *missing):
-        return self.reply(messages.Flushed(self.adapter._number, missing, ""))
+    def flushed(self, *missing, why="", unusable=()):
+        number = self.adapter._number
+        return self.reply(messages.Flushed(number, missing, why, unusable=unusable))
 
 
 @pytest.fixture
@@ -225,6 +226,16 @@ def test_before_a_round_on_storage_all_is_copied_there(head):
     assert head.flushed() == ["searched", events.StagerFound(0, OTHERS)]
     wait_until_gone(stage)
     assert head.search() == ["searched"]
+
+
+def test_the_next_round_names_what_could_not_be_copied_there(head):
+    head.search()
+    head.restored()
+    head.search(stages=False)
+    changed = "2.pt in the memory of n1: its bytes have changed"
+    assert head.flushed(why=changed, unusable=("/s/ckpt/2.pt",))[0] == "searched"
+    assert head.adapter.skipped == (f"/s/ckpt/2.pt: {changed}",)
+    assert head.adapter.paths is None
 
 
 def test_before_the_first_round_there_is_nothing_to_copy(head):

@@ -27,6 +27,7 @@ from hpclaunch.system.staging.room import Room
 FD = 7
 RESTORED = messages.Restored(1, "", 0, 0.0)
 FULL = "No space left on device"
+MIXED = "a file of it is of another save"
 
 
 class Client:
@@ -95,8 +96,8 @@ class Story:
     def flush(self, until=math.inf):
         return self.adapter.flush(FlushStage(until, number=5))
 
-    def flushed(self, *missing, why="", checkpoint=""):
-        return self.reply(messages.Flushed(self.adapter._number, missing, why, checkpoint))
+    def flushed(self, *missing, why="", **more):
+        return self.reply(messages.Flushed(self.adapter._number, missing, why, **more))
 
     def search(self, *, is_last=False, **more):
         return self.adapter.before_search(
@@ -340,10 +341,11 @@ def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
 
 
 def test_a_checkpoint_with_files_of_several_saves_is_lost_with_the_job(staging):
-    mixed = messages.Flushed(staging.adapter._number + 1, (), "", mixed=("/s/ckpt/2.pt",))
     staging.flush()
-    assert staging.reply(mixed) == [events.StageFlushed(("/s/ckpt/2.pt",), number=5)]
-    assert staging.said[-1].endswith("/s/ckpt/2.pt: some of its files are of another save")
+    assert staging.flushed(why=MIXED, unusable=("/s/ckpt/2.pt",)) == [
+        events.StageFlushed(("/s/ckpt/2.pt",), number=5)
+    ]
+    assert staging.said[-1].endswith(f"/s/ckpt/2.pt: {MIXED}")
 
 
 def test_storage_that_hangs_is_waited_for_until_slurm_ends_the_job(staging):

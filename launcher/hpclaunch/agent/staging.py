@@ -346,13 +346,14 @@ class Staging(Adapter):
         wait = self._wait
         if isinstance(wait, EndWait):
             self._leave()
-            lost = reply.missing + reply.mixed
+            lost = reply.missing + reply.unusable
             if lost:
-                why = reply.why or "some of its files are of another save"
-                self._record(StageLost(self._host, self._settings.where, lost, why))
+                self._record(StageLost(self._host, self._settings.where, lost, reply.why))
             return [events.StageFlushed(lost, bool(reply.checkpoint), wait.number)]
-        # What is missing is still in memory, where searches look.
-        return self._end_wait(leave=not reply.missing)
+        if reply.missing:
+            return self._end_wait()  # that is still in memory, where searches look
+        self.skipped += tuple(f"{path}: {reply.why}" for path in reply.unusable)
+        return self._end_wait(leave=True)
 
     def _give_up(self, why: str) -> list[events.Event]:
         """End the wait at the end of the job."""

@@ -9,6 +9,7 @@ from saving_scripts import picture, write
 
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.generations import manifest
+from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.fetching import PIECE
 from hpclaunch.system.staging.node import StageNode
 
@@ -24,6 +25,15 @@ def flip(path, at=-1):
         return data
 
     damage(path, flipped)
+
+
+def with_both_kept(nodes, stager):
+    """Return the copies of two checkpoints that n1 keeps for a moment."""
+    kept = []
+    while len(kept) < 2:
+        nodes.replicate(stager, looks=1)
+        kept = list(nodes.stages[1].parent.glob("kept/*/files/*"))
+    return kept
 
 
 @pytest.mark.parametrize("at", [0, PIECE, -1])
@@ -90,10 +100,7 @@ def test_the_newest_on_storage_is_restored_if_both_that_a_node_keeps_have_change
     write(first / "step-2.pt", 2, more=os.urandom(SIZE))
     nodes.replicate(stager)
     write(first / "step-3.pt", 3, more=os.urandom(SIZE))
-    kept = []
-    while len(kept) < 2:
-        nodes.replicate(stager, looks=1)
-        kept = list(nodes.stages[1].parent.glob("kept/*/files/*"))
+    kept = with_both_kept(nodes, stager)
     nodes.lose(0)
     for each in kept:
         flip(each)
@@ -103,4 +110,32 @@ def test_the_newest_on_storage_is_restored_if_both_that_a_node_keeps_have_change
         f"step-{step}.pt in the memory of n1: {CHANGED}" for step in (2, 3)
     )
     assert picture(nodes.stages[1]) == picture(nodes.stages[2]) == expected
+    nodes.close()
+
+
+@pytest.mark.parametrize("leader", [1, 2])
+def test_the_flush_copies_an_older_one_and_names_the_newest(tmp_path, leader):
+    nodes = LedNodes(tmp_path)
+    stager, first = nodes.lead(leader), nodes.stages[0]
+    write(first / "step-1.pt", 1, more=os.urandom(SIZE))
+    expected = picture(first)
+    nodes.replicate(stager)
+    write(first / "step-2.pt", 2, more=os.urandom(SIZE))
+    kept = with_both_kept(nodes, stager)
+    nodes.lose(0)
+    flip(max(kept))
+    lost, why = str(nodes.storage / "step-2.pt"), f"step-2.pt in the memory of n1: {CHANGED}"
+    assert stager.flush(1) == messages.Flushed(1, (), why, unusable=(lost,))
+    assert picture(nodes.storage) == expected
+    nodes.close()
+
+
+def test_the_flush_names_no_copy_of_what_is_on_storage(tmp_path):
+    nodes = LedNodes(tmp_path)
+    stager = nodes.lead(1)
+    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(SIZE))
+    nodes.work(stager)
+    nodes.lose(0)
+    flip(max(nodes.stages[1].parent.glob("kept/*/files/*")))
+    assert stager.flush(1) == messages.Flushed(1, (), "")
     nodes.close()

@@ -1340,10 +1340,10 @@ def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
         ("step-1.pt", None),
     ]
     flushed = stager.flush(1)
-    assert (flushed.missing, flushed.mixed) == ((), (str(nodes.storage / "step-2.pt"),))
+    assert (flushed.missing, flushed.unusable) == ((), (str(nodes.storage / "step-2.pt"),))
     assert os.listdir(nodes.storage) == ["step-1.pt"]
     write(nodes.stages[0] / "step-3.pt", 3)
-    assert stager.flush(2).mixed == ()  # storage has a newer one
+    assert stager.flush(2).unusable == ()  # storage has a newer one
 
 
 @pytest.fixture

@@ -32,6 +32,10 @@ from .restoring import restore
 TRIES = 3  # of a restore and of a wave of copies, since a source may be lost meanwhile
 
 
+class DamagedError(LostError):
+    """A copy has changed in memory since it arrived, and is not used any more."""
+
+
 class Gathering:
     """The restores on several nodes."""
 
@@ -47,22 +51,25 @@ class Gathering:
         assert isinstance(memory, Nodes), "there are several"
         self._launch, self._nodes, self._looking = launch, memory, looking
         self._draining, self._others, self._requests = draining, others, requests
-        self._damaged = set[str]()  # copies that this restore has found damaged
 
     def run(self, request: Restore) -> Restored | Refused:
         """Let all nodes have the newest checkpoint."""
-        self._damaged.clear()
+        damaged = set[str]()  # copies
         try:
             for _ in range(1, TRIES):
-                with contextlib.suppress(LostError):
-                    return self._run(request)
-            return self._run(request)  # with what is left
+                try:
+                    return self._run(request, damaged)
+                except DamagedError as e:
+                    damaged.add(str(e))
+                except LostError:
+                    pass
+            return self._run(request, damaged)  # with what is left
         except GivenUpError as e:
             return Refused(request.id, str(e), e.host)
         except OSError as e:
             return Refused(request.id, reason(e))
 
-    def _run(self, request: Restore) -> Restored | Refused:
+    def _run(self, request: Restore, damaged: Collection[str]) -> Restored | Refused:
         began, nodes = time.monotonic(), self._nodes
         nodes.refresh_soon()
         complete = list(self._looking.candidates(self._looking.found()))
@@ -85,13 +92,14 @@ class Gathering:
         self._complete(chosen, outdated(chosen, found, holdings), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
-        skipped = (*sorted(self._damaged), *skipped)
+        skipped = (*sorted(damaged), *skipped)
         return Restored(request.id, path, size, seconds, skipped, fetched)
 
-    def collect(self) -> tuple[list[str], str]:
+    def collect(self, damaged: dict[Manifest, str]) -> tuple[list[str], str]:
         """Fetch the newest checkpoint to this node if only buddies still have it, so that the flush
-        can copy it. Return the paths that are missing, and why. Raises OSError and GivenUpError
-        if a node does not answer.
+        can copy it. Return the paths that are missing, and why. If the copy of a checkpoint is
+        damaged, add that to `damaged`, and fetch another copy or the next older checkpoint. Raises
+        OSError and GivenUpError if a node does not answer.
         """
         self._nodes.refresh_soon()
         request = Restore(0, (), (self._nodes.index,))
@@ -100,6 +108,9 @@ class Gathering:
         if chosen is not None and all(m.generation != chosen.generation for m in found):
             try:
                 self._gather(chosen, request)
+            except DamagedError as e:
+                damaged[chosen] = str(e)
+                return self.collect(damaged)
             except (OSError, GivenUpError) as e:
                 return [self._launch.on_storage(chosen.key)], reason(e)
         return [], ""
@@ -167,9 +178,7 @@ class Gathering:
                     name = why_not.filename
                     named = (t.source for t in transfers if (t.node, t.file.name) == (node, name))
                     host = nodes.hosts.get(next(named, node), "a node")
-                    damage = f"{name} in the memory of {host}: {cause(why_not)}"
-                    self._damaged.add(damage)
-                    raise LostError(damage)
+                    raise DamagedError(f"{name} in the memory of {host}: {cause(why_not)}")
                 if node in nodes and failures >= TRIES:
                     raise GivenUpError(cause(why_not), nodes.hosts.get(node, ""))
             done = (t for t in transfers if t.node not in failed and t.source != t.node)

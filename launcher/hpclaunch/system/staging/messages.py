@@ -168,7 +168,7 @@ class OtherFailed(Message):
 
 
 class Flushed(Message):
-    """Everything has reached storage, except what is `missing`.
+    """Everything has reached storage, except what is `missing` or `unusable`.
 
     A job with something missing should fail, whatever its workers say: without staging, the script
     itself could not have written these files, and would have failed.
@@ -176,9 +176,11 @@ class Flushed(Message):
 
     id: int
     missing: tuple[str, ...]  # paths, the newest checkpoint first
-    why: str  # the first error; "" if nothing is missing
+    why: str  # the first error; "" if everything has reached storage
     checkpoint: str = ""  # the newest complete checkpoint, if it is among the missing
-    mixed: tuple[str, ...] = ()  # newer ones, with files of several saves: a kill may leave some
+    # Newer ones that are not whole: a kill may leave files of several saves, and a copy of what a
+    # lost node has saved may have changed in memory.
+    unusable: tuple[str, ...] = ()
 
 
 Request: TypeAlias = Secret | Lead | Follow | Restore | Search | Rounds | Flush

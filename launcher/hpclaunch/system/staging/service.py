@@ -38,6 +38,8 @@ from .restoring import restore
 from .stage_directory import await_orphans, lock_shared, rmtree
 
 if TYPE_CHECKING:
+    from hpclaunch.core.staging.generations import Manifest
+
     from .gathering import Gathering
 
 GRACE = 0.5  # seconds for workers to die with their agent
@@ -116,7 +118,8 @@ class Stager:
             time.sleep(GRACE)
             self.memory.await_workers()
             left = self.flush(0)
-            for path in left.missing if self.memory.leads else ():  # else another stager copies it
+            # If another stager leads, it copies what is missing.
+            for path in left.missing + left.unusable if self.memory.leads else ():
                 say_now(f"{path} could not be written, and is lost: {left.why}")
         rmtree(self._launch.own)
 
@@ -185,16 +188,22 @@ class Stager:
     def flush(self, number: int) -> messages.Flushed:
         """Copy everything that is left, and try once more what could not be copied."""
         self.looking.has_ended = True
+        damaged: dict[Manifest, str] = {}
         try:
-            flushed = self._flush_once(number)
-            return self._flush_once(number) if flushed.missing or flushed.mixed else flushed
+            flushed = self._flush_once(number, damaged)
+            if flushed.missing or flushed.unusable:
+                flushed = self._flush_once(number, damaged)
+            return flushed
         except GivenUpError as e:  # a node does not answer; a half checkpoint must not be copied
             return messages.Flushed(number, (self._launch.storage,), str(e))
         finally:
             self.looking.has_ended = False
 
-    def _flush_once(self, number: int) -> messages.Flushed:
-        """Copy what is left. Raises GivenUpError if the memory of all nodes cannot be looked at."""
+    def _flush_once(self, number: int, damaged: dict[Manifest, str]) -> messages.Flushed:
+        """Copy what is left. `damaged` has the checkpoints of which a copy has changed in memory,
+        and says where; what this attempt finds is added. Raises GivenUpError if the memory of all
+        nodes cannot be looked at.
+        """
         draining, on_storage = self.draining, self._launch.on_storage
         with contextlib.suppress(OSError):
             draining.sweep()
@@ -205,7 +214,7 @@ class Stager:
             return messages.Flushed(number, (self._launch.storage,), why)
         try:
             if self._gathering is not None:
-                missing, first = self._gathering.collect()
+                missing, first = self._gathering.collect(damaged)
             self.memory.refresh_soon()
             found = self.looking.found()
         except (OSError, GivenUpError) as e:
@@ -215,7 +224,7 @@ class Stager:
         self.memory.delete_rest(complete)
         keys = {contents.key for contents in complete}
         newer = takewhile(lambda key: key not in keys, (contents.key for contents in every))
-        mixed = tuple(map(on_storage, newer))
+        unusable = {on_storage(key): MIXED for key in newer}
         failed: list[tuple[str, str]] = []
         for batch in (complete[:1], complete[1:]):  # older ones are worth less than other files
             for contents in batch:
@@ -230,8 +239,10 @@ class Stager:
         self._rotate()
         self.memory.share()
         missing += (on_storage(name) for name, _ in failed)
-        first = first or next((why for _, why in failed), "")
-        return messages.Flushed(number, tuple(missing), first, newest, mixed)
+        stored = self._launch.record.newest
+        unusable |= {on_storage(m.key): why for m, why in damaged.items() if m.time > stored}
+        first = first or next((why for _, why in failed), next(iter(unusable.values()), ""))
+        return messages.Flushed(number, tuple(missing), first, newest, tuple(unusable))
 
 
 def _memory(launch: Launch, requests: Requests) -> Memory:
