@@ -12,7 +12,7 @@ import test_staging
 from test_staging import FD, wait_until_gone
 
 from hpclaunch.agent.spread_staging import OTHERS, SpreadStaging
-from hpclaunch.agent.staging import ENDS
+from hpclaunch.agent.staging import AGAIN, ENDS
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import Origin, Place, StagerPlace, Trouble
 from hpclaunch.system.staging import messages
@@ -190,6 +190,19 @@ def test_one_that_ends_again_and_again_makes_the_node_save_on_storage(member):
     member.is_replaced = False
     assert member.die() == [events.StagerFound(0, f"n0: {ENDS}")]
     assert member.adapter.paths is not None
+
+
+def test_the_next_round_does_not_wait_for_one_that_ends_again_and_again(head):
+    head.search()
+    head.restored()
+    head.search(stages=False)
+    head.is_replaced = False
+    for _ in range(2):
+        assert "searched" not in head.die()
+        head.now += AGAIN
+        head.turn()
+    assert head.die()[0] == "searched"
+    assert head.adapter.paths is None
 
 
 def test_an_agent_that_no_longer_leads_waits_for_nothing(head):

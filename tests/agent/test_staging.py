@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -16,7 +17,7 @@ from hpclaunch.agent import stage_waits
 from hpclaunch.agent import staging as module
 from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.stage_waits import FIRST_NOTICE
-from hpclaunch.agent.staging import AGAIN, Staging
+from hpclaunch.agent.staging import AGAIN, ENDS, Staging
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, FlushStage
 from hpclaunch.core.protocol.model import Job, Place
@@ -278,6 +279,54 @@ def test_one_that_cannot_restore_is_not_waited_for(story):
     story.search()
     assert story.die() == ["searched"]
     assert story.adapter.paths is None
+
+
+@pytest.fixture
+def flushing(staging):
+    """A story in which the stager ends again and again while the next round waits for its flush."""
+    staging.adapter.copies.note_saved("/s/ckpt/2.pt")
+    staging.reply(messages.NoRoom("no room"))
+    assert staging.search() == []
+    staging.is_replaced = False
+    assert staging.die() == []
+    staging.now += AGAIN
+    return staging
+
+
+def test_the_next_round_begins_without_what_two_more_stagers_cannot_copy(flushing):
+    assert flushing.adapter.update(flushing.now) == []
+    assert flushing.die() == []
+    flushing.now += AGAIN
+    assert flushing.adapter.update(flushing.now) == []
+    assert flushing.requests[-2:] == ["start", "flush"]
+    assert flushing.die() == ["searched"]
+    assert flushing.adapter.skipped == (f"/s/ckpt/2.pt: {ENDS}",)
+    assert flushing.adapter.paths is None
+    assert flushing.adapter.deadline() == math.inf
+
+
+def test_the_next_round_does_not_wait_for_stagers_that_cannot_be_started(flushing, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(module, "StagingClient", fail)
+    assert flushing.adapter.update(flushing.now) == []
+    flushing.now += AGAIN
+    assert flushing.adapter.update(flushing.now) == ["searched"]
+    why = f"{ENDS}: {os.strerror(errno.ENOMEM)}"
+    assert flushing.adapter.skipped == (f"/s/ckpt/2.pt: {why}",)
+
+
+def test_a_stager_that_ends_after_the_flush_is_started_again(staging):
+    staging.reply(messages.NoRoom("no room"))
+    staging.search()
+    staging.is_replaced = False
+    for _ in range(2):
+        staging.die()
+        staging.adapter.update(staging.now + AGAIN)
+    assert staging.flushed("ckpt/1.pt", why=FULL) == ["searched"]
+    assert staging.die() == []
+    assert staging.adapter.paths is not None
 
 
 def test_one_that_is_gone_is_started_for_the_end_of_the_job(staging):

@@ -174,7 +174,7 @@ class SpreadStaging(Staging):
         return super()._replace(lost, now)
 
     def _cannot_drain(self, why: str) -> list[events.Event]:
-        return self._refuse(why)
+        return self._refuse(why) + super()._cannot_drain(why)
 
     @property
     def _may_hold(self) -> bool:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .spread_staging import SpreadStaging
 
 AGAIN = 10.0  # seconds until a stager that has ended repeatedly is started once more
+STARTS = 2  # of stagers in place of one that ends in the flush before a round
 ENDS = "the process that copies checkpoints has ended repeatedly"
 OUT_OF_MEMORY = "the memory was used up, and the kernel killed a process of this job"
 
@@ -64,6 +65,7 @@ class Staging(Adapter):
         self._directory: StageDirectory | None = None
         self._client: StagingClient | None = None
         self._start_at = math.inf  # when to start another stager
+        self._started = 0  # stagers since the last flush was requested
         self._rounds: Rounds = ()
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 0  # of the newest request
@@ -127,6 +129,7 @@ class Staging(Adapter):
         """Start the stager, and request what is pending. Raises OSError."""
         assert self.paths is not None, "there is a staging directory"
         self._start_at = math.inf
+        self._started += 1
         self._client = client = self._new_client(self.paths)
         client.send(messages.Rounds(self._rounds, self._hurries))
         self._send_request()
@@ -219,6 +222,7 @@ class Staging(Adapter):
         return []
 
     def _begin_flush(self) -> None:
+        self._started = 0
         self._ask(messages.Flush(self._number + 1))
         if self._client is None:
             self._start_at = time.monotonic()
@@ -260,8 +264,16 @@ class Staging(Adapter):
         return self._give_up(why) if self._is_ending else self._cannot_drain(why)
 
     def _cannot_drain(self, why: str) -> list[events.Event]:
-        """Continue the round without a stager until the next one is started."""
-        return []
+        """Continue without a stager until the next one is started. If a round waits for a flush,
+        that ends after STARTS, and what is only in memory is lost.
+        """
+        is_flushing = self._wait is not None and isinstance(self._request, messages.Flush)
+        if not is_flushing or self._started < STARTS:
+            return []
+        given_up = self.copies.given_up(self._settings.where, why)
+        if given_up.checkpoint:
+            self.skipped += (f"{given_up.checkpoint}: {given_up.why}",)
+        return self._end_wait(leave=True)
 
     def _on_reply(self, reply: messages.Reply) -> list[events.Event]:
         pending = None if self._request is None else self._request.id
@@ -368,8 +380,10 @@ class Staging(Adapter):
         if now >= self._start_at:
             try:
                 self._start()
-            except OSError:
+            except OSError as e:
                 self._start_at = now + AGAIN
+                if not self._is_ending:
+                    return self._cannot_drain(f"{ENDS}: {e.strerror}")
         wait = self._wait
         if wait is None:
             return []
