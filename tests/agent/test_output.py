@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from polling import receive
 
-from hpclaunch.agent.logs import Logs
+from hpclaunch.agent.logs import Logs, LogsLostError
 from hpclaunch.agent.output import Output
 from hpclaunch.core.placement.streams import Streams
 from hpclaunch.core.protocol.model import Allocation, Assignment, Place
@@ -210,7 +210,7 @@ def test_a_log_service_that_cannot_start_again_ends_the_agent_with_the_reason(mo
     monkeypatch.setattr(LogServiceClient, "successor", refuse)
     logs.service.say("a line")
     os.kill(logs.service._process.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=f"cannot be shown: {os.strerror(errno.EAGAIN)}"):
+    with pytest.raises(LogsLostError, match=f"on n1: .*: {os.strerror(errno.EAGAIN)}"):
         receive(logs)
     logs.service.say("another")
     logs.close()

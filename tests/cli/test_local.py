@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -10,10 +11,21 @@ from typing import get_args
 import psutil
 import pytest
 import saving
-from launching import LIMIT, command_of, hpclaunch, only_logs, outputs, said, script, start, until
+from launching import (
+    LIMIT,
+    command_of,
+    hpclaunch,
+    only_logs,
+    outputs,
+    said,
+    script,
+    start,
+    until,
+    without_load,
+)
 
 from hpclaunch.core.protocol.facts import EndReason, SeatUse
-from hpclaunch.core.protocol.model import Origin
+from hpclaunch.core.protocol.model import EXIT_LOST, Origin
 from hpclaunch.core.protocol.node_facts import NodeFact
 from hpclaunch.system.logs import fact_files
 from lines import only
@@ -334,6 +346,22 @@ def test_the_process_that_shows_the_output_is_killed(tmp_path):
     lines = log.read_text().splitlines(keepends=True)
     assert lines == [f"line {i}\n" for i in range(len(lines))]
     assert shown[-1] == lines[-1]
+
+
+def test_the_process_that_shows_the_output_is_killed_and_no_other_can_be_started(tmp_path):
+    agent = start("--nproc=1", script(tmp_path, COUNTS), cwd=tmp_path)
+    assert agent.stdout.readline() == "line 0\n"
+    every = psutil.Process(agent.pid).children(recursive=True)
+    (shows,) = [p for p in every if "log_service" in " ".join(command_of(p.pid))]
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (3, hard))  # without a further file
+    shows.kill()
+    _, err = agent.communicate(timeout=LIMIT)
+    (line,) = without_load(err).splitlines()
+    assert line.startswith("hpclaunch: error: on ")
+    assert line.endswith("can be started: Too many open files: see ulimit -u and ulimit -n")
+    assert agent.returncode == EXIT_LOST
+    until(lambda: not any(p.is_running() for p in every))
 
 
 def test_more_workers_than_the_user_may_have_open_files(tmp_path):

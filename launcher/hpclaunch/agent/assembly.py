@@ -10,9 +10,11 @@ from ..core.control import Control
 from ..core.member.member import AgentStart
 from ..core.protocol import events
 from ..core.protocol.effects import Exit
+from ..core.protocol.model import EXIT_LOST
 from ..system.logs.log_client import LogServiceClient
 from ..system.processes.fork_server_client import ForkServerClient
 from ..system.processes.signals import Signals
+from ..system.shared.helper import say_now
 from ..system.shared.steady_date import SteadyDate
 from . import sequel
 from .adapter import Adapter
@@ -27,7 +29,7 @@ from .health_watch import HealthWatch
 from .history_keeping import HistoryKeeping
 from .joining import join
 from .ledger_keeping import LedgerKeeping
-from .logs import LastWords, Logs
+from .logs import LastWords, Logs, LogsLostError
 from .loop import Loop
 from .metrics import Metrics
 from .notifying import Notifying
@@ -183,6 +185,10 @@ def run(
     """
     agent = Agent(config, os.environ, signals, server, logs)
     begun()
-    end = agent.run()
+    try:
+        end = agent.run()
+    except LogsLostError as e:
+        say_now(f"error: {e}")
+        return EXIT_LOST  # for the other agents, this one is lost
     sequel.carry_out(end.verdict, config.job, os.environ, leads=agent.control.leads)
     return exit_code(end.verdict, config)

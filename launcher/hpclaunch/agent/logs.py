@@ -27,12 +27,16 @@ from .adapter import Adapter, Fd
 from .config import Config
 from .successors import Successors
 
-UNSHOWN = "the workers' output cannot be shown"
+UNSHOWN = "the workers' output cannot be shown any more"
 LINES_LIMIT = 3.0  # seconds until the last lines of a worker are read
 
 Question: TypeAlias = messages.Prepare | messages.ReadTail | messages.LookAtDisk
 Done: TypeAlias = Callable[[messages.Reply | None], Iterable[Event]]
 Make: TypeAlias = Callable[[str], Iterable[Event]]  # makes events from last lines
+
+
+class LogsLostError(Exception):
+    """The log service has ended, and cannot be replaced. The launcher ends with this text."""
 
 
 class Logs(Adapter):
@@ -109,11 +113,15 @@ class Logs(Adapter):
         return LogTrouble(self._host, kind, complaint.what, complaint.why)
 
     def _replace(self) -> Iterator[Event]:
+        """Start another log service. Raises LogsLostError."""
         lost = self.service
         try:
             self.service = lost.successor()
         except OSError as e:
-            raise RuntimeError(f"{UNSHOWN}: {e.strerror}") from e
+            raise LogsLostError(
+                f"on {self._host}: {UNSHOWN}: the process that shows it has ended, and no other "
+                f"can be started: {e.strerror}: see ulimit -u and ulimit -n"
+            ) from e
         lost.close()
         asked, self._asked = self._asked, {}
         if self._shown is not None:
@@ -121,7 +129,8 @@ class Logs(Adapter):
                 self._asked[number] = asked.pop(number)
             self.service.send(self._shown)
         if not self.is_replaced(lost):
-            raise RuntimeError(UNSHOWN)
+            what = "the process that shows it ends again and again: see what ends it"
+            raise LogsLostError(f"on {self._host}: {UNSHOWN}: {what}, such as a lack of memory")
         for done in asked.values():
             yield from done(None)
 
