@@ -6,12 +6,14 @@ import errno
 import json
 import os
 import signal
+import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from polling import receive
+from polling import LIMIT, receive
 
 from hpclaunch.agent.logs import Logs, LogsLostError
 from hpclaunch.agent.output import Output
@@ -29,6 +31,8 @@ from hpclaunch.system.logs.messages import (
     Reply,
     Tail,
 )
+from hpclaunch.system.shared import helper
+from hpclaunch.system.shared.helper import GONE_LIMIT
 from hpclaunch.worker.fork_server_messages import Worker
 from hpclaunch.worker.messages import Message, decode
 from surroundings import full_disk
@@ -213,4 +217,20 @@ def test_a_log_service_that_cannot_start_again_ends_the_agent_with_the_reason(mo
     with pytest.raises(LogsLostError, match=f"on n1: .*: {os.strerror(errno.EAGAIN)}"):
         receive(logs)
     logs.service.say("another")
+    logs.close()
+
+
+@pytest.mark.starts
+def test_a_log_service_that_does_not_end_is_not_waited_for(monkeypatch):
+    """The heartbeat would wait as well."""
+    monkeypatch.setattr(helper, "ABANDON_LIMIT", 1.0)  # as outside of tests
+    logs = Logs(SimpleNamespace(host="n1", logs=None), LogServiceClient(), lambda _: None)
+    lost = logs.service
+    os.kill(lost._process.pid, signal.SIGSTOP)
+    lost._socket.shutdown(socket.SHUT_RD)  # as if it had closed its end
+    began = time.monotonic()
+    receive(logs)
+    assert time.monotonic() < began + GONE_LIMIT
+    assert logs.service is not lost
+    assert lost._process.wait(LIMIT) == -signal.SIGKILL
     logs.close()

@@ -122,7 +122,7 @@ class Logs(Adapter):
                 f"on {self._host}: {UNSHOWN}: the process that shows it has ended, and no other "
                 f"can be started: {e.strerror}: see ulimit -u and ulimit -n"
             ) from e
-        lost.close()
+        lost.abandon()  # not `close`: the heartbeat must not wait for a process that hangs
         asked, self._asked = self._asked, {}
         if self._shown is not None:
             if (number := self._shown.id) in asked:
