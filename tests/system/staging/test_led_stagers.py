@@ -122,6 +122,29 @@ def test_a_launch_that_loses_its_leader(stagers):
     assert picture(stagers.storage) == {**saved, "log.txt": picture(stagers.stage(1))["log.txt"]}
 
 
+def test_a_node_that_has_just_joined_leads_next(stagers):
+    """It knows which files on storage are of this launch, and keeps none of them aside."""
+    leader = stagers.lead(0)
+    leader.send(messages.Restore(1, nodes=(0, 1, 2)))
+    wait_for(leader, messages.Restored)
+    write(stagers.stage(0) / "last.pt", 1)
+    assert wait_for(leader, messages.Drained).path == str(stagers.storage / "last.pt")
+    stagers.lose(2)
+    stagers.join(2)
+    leader = stagers.lead(0)
+    leader.send(messages.Restore(2, nodes=(0, 1, 2)))
+    wait_for(leader, messages.Restored)
+    stagers.lose(0)
+    stagers.lose(1)
+    leader = stagers.lead(2)
+    leader.send(messages.Restore(3, nodes=(2,)))
+    wait_for(leader, messages.Restored)
+    write(stagers.stage(2) / "last.pt", 2)
+    leader.send(messages.Flush(4))
+    assert wait_for(leader, messages.Flushed) == messages.Flushed(4, (), "")
+    assert picture(stagers.storage) == picture(stagers.stage(2))
+
+
 def save(stage, step):
     """Save a checkpoint with a file that the view has as a whole, and one that its node copies."""
     write(stage / f"step-{step}" / "rank-0.pt", step)

@@ -216,6 +216,7 @@ class Gathering:
         if chosen is not None:
             nodes.restored |= set(chosen.moved) - {HERE}
             self._launch.record.forget_deleted({chosen.key})
+        nodes.share()  # with nodes that have just joined, of which one may lead next
         order = RecordRestore(LastRestore(number, frozenset(request.nodes), generation))
         failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})
         for node, why in failed.items():
