@@ -123,7 +123,7 @@ def test_a_launch_that_loses_its_leader(stagers):
 
 
 def test_a_node_that_has_just_joined_leads_next(stagers):
-    """It knows which files on storage are of this launch, and keeps none of them aside."""
+    """A new leader knows which files on storage are of this launch, and keeps none aside."""
     leader = stagers.lead(0)
     leader.send(messages.Restore(1, nodes=(0, 1, 2)))
     wait_for(leader, messages.Restored)
