@@ -34,9 +34,9 @@ MIXED = "a file of it is of another save"
 class Client:
     """A stager that does nothing. `asked` has the requests to all of them."""
 
-    def __init__(self, asked, *settings, **more):
+    def __init__(self, asked, settings):
         self._asked, self.given, self.lost = asked, [], False
-        asked.append(("start", settings[1]))
+        asked.append(("start", settings.stage))
 
     def send(self, request):
         values = (getattr(request, name) for name in request.__match_args__)
@@ -63,9 +63,7 @@ class Story:
         clock = SimpleNamespace(monotonic=lambda: self.now)
         for each in (module, stage_waits):
             monkeypatch.setattr(each, "time", clock)
-        monkeypatch.setattr(
-            module, "StagingClient", lambda *words, **more: Client(self.asked, *words, **more)
-        )
+        monkeypatch.setattr(module, "StagingClient", lambda settings: Client(self.asked, settings))
         settings = Checkpoints("ckpt", (), "", "auto", str(base))
         self.job = Job((Place(0, 0, "n0"), *others), slurm_id=slurm_id)
         config = SimpleNamespace(arguments=("--dir", "ckpt"), job=self.job, trouble=trouble)

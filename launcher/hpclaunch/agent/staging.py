@@ -136,14 +136,9 @@ class Staging(Adapter):
 
     def _new_client(self, paths: StagedPaths) -> StagingClient:
         settings = self._settings
+        search = settings.exclude, settings.complete, settings.verify
         return StagingClient(
-            paths.storage,
-            paths.stage,
-            settings.exclude,
-            settings.complete,
-            settings.verify,
-            pattern=paths.pattern,
-            launch=self._launch,
+            messages.Settings(paths.storage, paths.stage, paths.pattern, *search, self._launch)
         )
 
     def _ask(self, request: messages.Restore | messages.Flush) -> None:

@@ -70,9 +70,9 @@ class Node:
         self.storage.mkdir(parents=True)
 
     def stager(self, **more: str) -> Stager:
-        settings = {"pattern": "", "exclude": (), "complete": "", "verify": "auto", **more}
+        settings = messages.Settings(str(self.storage), str(self.stage), **more)
         self.channel = Channel()
-        made = Stager(self.channel, Launch(str(self.storage), str(self.stage), **settings))
+        made = Stager(self.channel, Launch(settings))
         made.requests.is_hurried = True
         return made
 

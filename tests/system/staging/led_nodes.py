@@ -38,8 +38,8 @@ class LedNodes:
 
     def lead(self, index: int = 0, **more: Any) -> Stager:
         """Return the stager of a node, which leads the others."""
-        settings = {"pattern": "", "exclude": (), "complete": "", "verify": "auto", **more}
-        launch = Launch(str(self.storage), str(self.stages[index]), **settings, launch="job")
+        directories = str(self.storage), str(self.stages[index])
+        launch = Launch(messages.Settings(*directories, launch="job", **more))
         self.channel = Channel()
         stager = Stager(self.channel, launch)
         stager.requests.is_hurried = True

@@ -87,7 +87,7 @@ def run(name: str, kills: int, seed: int) -> str:
     begun = 0
 
     def start() -> StagingClient:
-        return StagingClient(str(storage), directory.path, (), "", "structure")
+        return StagingClient(messages.Settings(str(storage), directory.path, verify="structure"))
 
     client = start()
     script.start()

@@ -45,7 +45,7 @@ class Stagers:
         self.living.add(index)
 
     def start(self, directory: StageDirectory) -> StagingClient:
-        client = StagingClient(str(self.storage), directory.path, (), "", "auto", launch="job")
+        client = StagingClient(messages.Settings(str(self.storage), directory.path, launch="job"))
         client.send(messages.Secret(KEY))
         return client
 

@@ -40,7 +40,7 @@ def directory(tmp_path, storage):
 
 @pytest.fixture
 def client(directory, storage):
-    made = StagingClient(str(storage), directory.path, (), "", "auto")
+    made = StagingClient(messages.Settings(str(storage), directory.path))
     yield made
     made.close()
 
@@ -80,7 +80,7 @@ def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
     tmp_path, directory, storage, request
 ):
     killed = StageDirectory(str(tmp_path / "memory"), str(storage))
-    orphan = StagingClient(str(storage), killed.path, (), "", "auto")
+    orphan = StagingClient(messages.Settings(str(storage), killed.path))
     orphan.send(messages.Restore(1))
     wait_for(orphan, messages.Restored)
     orphan._process.send_signal(signal.SIGSTOP)  # storage is slow
@@ -103,14 +103,16 @@ def test_a_fault_of_its_own_is_shown(directory, storage, monkeypatch, capfd):
     fault = "Looking.look = lambda _: open('missing')"
     program = program_after("from hpclaunch.system.staging.looking import Looking", fault)
     monkeypatch.setattr(helper, "_PROGRAM", program)
-    with contextlib.closing(StagingClient(str(storage), directory.path, (), "", "auto")) as client:
+    with contextlib.closing(
+        StagingClient(messages.Settings(str(storage), directory.path))
+    ) as client:
         assert client._process.wait(LIMIT) == 1
         assert "FileNotFoundError" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("pattern", ["*/checkpoints", "**"])
 def test_a_pattern(directory, storage, pattern):
-    client = StagingClient(str(storage), directory.path, (), "", "auto", pattern=pattern)
+    client = StagingClient(messages.Settings(str(storage), directory.path, pattern))
     with contextlib.closing(client):
         stage = Path(directory.path)
         write(storage / "run-1" / "checkpoints" / "step-1.pt", 1)
@@ -171,7 +173,9 @@ def test_storage_that_hangs_does_not_keep_memory_full(tmp_path):
         target.mkdir()
         directory = StageDirectory(str(base), str(target))
         stage = Path(directory.path)
-        with contextlib.closing(StagingClient(str(target), str(stage), (), "", "auto")) as client:
+        with contextlib.closing(
+            StagingClient(messages.Settings(str(target), str(stage)))
+        ) as client:
             for step in (1, 2):
                 write(stage / f"step-{step}.pt", step, more=os.urandom(1 << 20))
                 assert wait_for(client, messages.Drained).step == step

@@ -7,31 +7,23 @@ import os
 from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .copying import StorageThread
+from .messages import Settings
 from .record import Record
 
 
 class Launch:
-    """The settings of a stager: `here` searches in the staging directory, and `there` on storage.
+    """The launch of a stager: `here` searches in the staging directory, and `there` on storage.
 
     Its checkpoints are looked for in the directory `root`, by `seen`. With one node, that is the
     staging directory; with several, a view of all of them (`view.py`).
     """
 
-    def __init__(
-        self,
-        storage: str,
-        stage: str,
-        pattern: str,
-        exclude: tuple[str, ...],
-        complete: str,
-        verify: str,
-        launch: str = "",
-    ) -> None:
-        self.storage, self.stage = os.path.abspath(storage), os.path.abspath(stage)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.storage, self.stage = map(os.path.abspath, (settings.storage, settings.stage))
         self.own = os.path.dirname(self.stage)  # RANDOM: see stage_directory.py
-        self.has_several_nodes = bool(launch)
-        self.name = launch or os.path.basename(self.own)  # of its drafts
-        self._search = pattern, (exclude, complete, verify)
+        self.has_several_nodes = bool(settings.launch)
+        self.name = settings.launch or os.path.basename(self.own)  # of its drafts
         self.here, self.there = self._searching(self.stage), self._searching(self.storage)
         self.root, self.seen = self.stage, self.here
         self.record = Record(self.own)
@@ -43,8 +35,9 @@ class Launch:
             self.root, self.seen = root, self._searching(root)
 
     def _searching(self, root: str) -> CheckpointService:
-        pattern, more = self._search
-        return CheckpointService(os.path.normpath(os.path.join(root, pattern)), *more)
+        settings = self._settings
+        where = os.path.normpath(os.path.join(root, settings.pattern))
+        return CheckpointService(where, settings.exclude, settings.complete, settings.verify)
 
     def on_storage(self, key: str) -> str:
         return os.path.normpath(os.path.join(self.storage, key))

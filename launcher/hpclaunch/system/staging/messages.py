@@ -6,10 +6,22 @@ differ from it only in their beginning.
 
 from __future__ import annotations
 
-from typing import TypeAlias, get_args
+from typing import NamedTuple, TypeAlias, get_args
 
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint, RoundTimes
 from hpclaunch.worker.messages import Kinds, Message, by_op
+
+
+class Settings(NamedTuple):
+    """The directories of a stager, and the settings of its searches."""
+
+    storage: str  # --checkpoint-dir; of a pattern, its beginning without wildcards
+    stage: str  # the staging directory that stands for it (`stage_directory.py`)
+    pattern: str = ""  # the rest of --checkpoint-dir
+    exclude: tuple[str, ...] = ()
+    complete: str = ""
+    verify: str = "auto"
+    launch: str = ""  # the name of a launch with several nodes
 
 
 class PeerPlace(Message):

@@ -255,7 +255,7 @@ def _memory(launch: Launch, requests: Requests) -> Memory:
 
 def main(fd: str, _blocked: str, settings: str) -> None:
     channel = AgentChannel(fd)
-    launch = Launch(**json.loads(settings))
+    launch = Launch(messages.Settings(**json.loads(settings)))
     try:
         stager = Stager(channel, launch)
     except FileNotFoundError:  # the agent has gone, and another launch has removed the directory
