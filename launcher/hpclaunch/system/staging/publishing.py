@@ -162,20 +162,12 @@ def _replace_in_root(newest: str, root: str, decisive: str, launch: str) -> None
             path, final = os.path.join(newest, each.name), os.path.join(root, each.name)
             if each.is_folder:
                 os.makedirs(final, exist_ok=True)
-            elif not _are_links(path, final):  # else a stager that was killed has linked it
+            else:
                 new = os.path.join(drafted, each.name)
                 os.makedirs(os.path.dirname(new), exist_ok=True)
                 _link_or_copy(path, new)
                 place(new, final)
     remove(newest, root, launch)
-
-
-def _are_links(path: str, other: str) -> bool:
-    """Return whether both are hard links to one file. Renaming one to the other does nothing."""
-    try:
-        return os.path.samestat(os.lstat(path), os.lstat(other))
-    except FileNotFoundError:
-        return False
 
 
 def _link_or_copy(path: str, new: str) -> None:
