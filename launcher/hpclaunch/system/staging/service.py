@@ -13,9 +13,8 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from functools import partial
-from itertools import filterfalse, takewhile
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, get_args
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
@@ -58,7 +57,7 @@ class Stager:
         self.looking = looking = Looking(launch, requests, memory)
         self.others, self.deletion = OtherFiles(launch, memory), Deletion(launch, memory)
         self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
-        answer = partial(self._answer, is_draining=True)
+        answer = self._answer_during_a_drain
         self.draining = draining = Draining(
             launch, requests, memory, looking, self.others, self.deletion, answer
         )
@@ -90,19 +89,18 @@ class Stager:
                 else:
                     self.looking.due = time.monotonic() + PERIOD
 
-    def _answer(self, *, is_draining: bool = False) -> None:
-        """Answer the pending requests. During a drain, only those to restore and to search, and
-        only with several nodes: a round waits for them. A restore waits for the end of a flush,
-        which would take what workers save next for what is left of the last round.
+    def _answer_during_a_drain(self) -> None:
+        """Answer requests for which a round of several nodes waits. A restore waits for the end of
+        a flush, which would take what workers save next for what is left of the last round.
         """
+        if self._gathering is not None:
+            restore = () if self.looking.has_ended else (messages.Restore,)
+            self._answer((messages.Search, *restore))
+
+    def _answer(self, kinds: tuple[type[Pending], ...] = get_args(Pending)) -> None:
+        """Answer the pending requests of these kinds."""
         pending, send = self.requests.pending, self.requests.send
-        late = (messages.Flush, messages.Restore) if self.looking.has_ended else messages.Flush
-
-        def waits(request: Pending) -> bool:
-            is_late = isinstance(request, late) or not self._launch.has_several_nodes
-            return is_draining and is_late
-
-        while (request := next(filterfalse(waits, pending), None)) is not None:
+        while (request := next((p for p in pending if isinstance(p, kinds)), None)) is not None:
             pending.remove(request)
             match request:
                 case messages.Restore():
