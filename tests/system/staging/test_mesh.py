@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looking import damage
 from random_kills import eventually
+from relays import Relay
 from saving_scripts import picture
 
 from clocks import AheadClock, FastClock, fast
@@ -345,40 +345,6 @@ def test_a_node_that_is_not_there(leader):
         (peer,) = lead(leader, s.getsockname()[1])
         with pytest.raises(ConnectionError):
             peer.ask(Look()).result(LONG)
-
-
-class Relay:
-    """A port that stands for another one. It can close all connections."""
-
-    def __init__(self, port):
-        self._to, self._ends = ("127.0.0.1", port), []
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                pair = self._server.accept()[0], socket.create_connection(self._to)
-                self._ends += pair
-                for one, other in (pair, pair[::-1]):
-                    threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
-
-    def _pass_on(self, one, other):
-        with contextlib.suppress(OSError):
-            while data := one.recv(1 << 16):
-                other.sendall(data)
-
-    def cut(self):
-        for end in self._ends:
-            end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        self._ends = []
-
-    def close(self):
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self.cut()
 
 
 def test_a_connection_that_was_lost_while_idle(leader, follower):

@@ -11,6 +11,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from random_kills import eventually
+from relays import Relay
 
 from hpclaunch.system.staging import remote_node
 from hpclaunch.system.staging.copying import GivenUpError
@@ -144,40 +145,9 @@ def reached(leader, port):
     return leader.peers[1]
 
 
-class Wire:
-    """A relay before a port that keeps all bytes it relays."""
-
-    def __init__(self, port):
-        self.to, self.seen, self._ends = port, bytearray(), []
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                near = self._server.accept()[0]
-                far = socket.create_connection(("127.0.0.1", self.to))
-                self._ends += (near, far)
-                for ends in ((near, far), (far, near)):
-                    threading.Thread(target=self._relay, args=ends, daemon=True).start()
-
-    def _relay(self, source, target):
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                self.seen += data
-                target.sendall(data)
-            target.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self._server.shutdown(socket.SHUT_RDWR)
-        for each in (self._server, *self._ends):
-            each.close()
-
-
 def test_the_bytes_on_the_wire_are_encrypted(meshes):
     owner, leader = meshes
-    with contextlib.closing(Wire(owner._piece_port)) as wire:
+    with contextlib.closing(Relay(owner._piece_port)) as wire:
         owner._piece_port = wire.port
         assert reached(leader, owner.port).read(*vars_of(ALL)) == SECRET
     assert len(wire.seen) > len(SECRET)
@@ -234,7 +204,7 @@ def test_a_stager_that_was_started_again_at_its_port(meshes, stage, tmp_path):
     """A new one has another key, and another port for pieces."""
     owner, leader = meshes
     with contextlib.ExitStack() as stack:
-        wire = stack.enter_context(contextlib.closing(Wire(owner.port)))
+        wire = stack.enter_context(contextlib.closing(Relay(owner.port)))
         peer = reached(leader, wire.port)
         assert peer.read(*vars_of(ALL)) == SECRET
         owner.close()
