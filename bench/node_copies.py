@@ -34,11 +34,6 @@ def run(tree: Path, *words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def cpu() -> float:
-    """Return the CPU time of this process, in seconds."""
-    return time.process_time()
-
-
 def serve(stage: str) -> None:
     """Print the port; then print the CPU time for each line of the input."""
     from hpclaunch.system.staging.mesh import Mesh
@@ -46,7 +41,7 @@ def serve(stage: str) -> None:
 
     print(Mesh(KEY, StageNode(stage, os.path.dirname(stage))).port, flush=True)
     for _ in sys.stdin:
-        print(cpu(), flush=True)
+        print(time.process_time(), flush=True)
 
 
 def fetch(tree: Path, root: Path, runs: int) -> None:
@@ -71,10 +66,11 @@ def fetch(tree: Path, root: Path, runs: int) -> None:
         mesh.lead(1, 0, [PeerPlace(1, "source", "127.0.0.1", port, "127.0.0.1")])
         found = mesh.peers[1].ask(Look()).result(LIMIT).entries
         for _ in range(runs):
-            before, began = (source_cpu(), cpu()), time.perf_counter()
+            before, began = (source_cpu(), time.process_time()), time.perf_counter()
             node.fetch([Transfer(0, each, 1) for each in found], "", mesh.peers)
             took = time.perf_counter() - began
-            print(json.dumps([took, source_cpu() - before[0], cpu() - before[1]]), flush=True)
+            spent = source_cpu() - before[0], time.process_time() - before[1]
+            print(json.dumps([took, *spent]), flush=True)
             for each in found:
                 (stage / each.name).unlink()
         source.stdin.close()

@@ -36,6 +36,18 @@ def with_both_kept(nodes, stager):
     return kept
 
 
+def with_the_only_copy_changed(nodes):
+    """Have a checkpoint on storage, and a changed copy on n1; its own node is lost. Return the
+    stager that leads.
+    """
+    stager = nodes.lead(1)
+    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(SIZE))
+    nodes.work(stager)
+    nodes.lose(0)
+    flip(max(nodes.stages[1].parent.glob("kept/*/files/*")))
+    return stager
+
+
 @pytest.mark.parametrize("at", [0, PIECE, -1])
 def test_a_copy_that_has_changed_is_removed(tmp_path, at):
     owner, buddy = (StageNode(str(tmp_path / name / "ckpt"), "") for name in ("owner", "buddy"))
@@ -79,11 +91,7 @@ def test_an_older_one_is_restored_if_the_only_copy_has_changed(tmp_path, leader)
 def test_the_same_one_is_restored_from_storage_if_the_only_copy_has_changed(tmp_path):
     """The line is about the copy, not about the checkpoint."""
     nodes = LedNodes(tmp_path)
-    stager = nodes.lead(1)
-    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(SIZE))
-    nodes.work(stager)
-    nodes.lose(0)
-    flip(max(nodes.stages[1].parent.glob("kept/*/files/*")))
+    stager = with_the_only_copy_changed(nodes)
     restored = nodes.restore(stager)
     assert restored.path == str(nodes.storage / "step-1.pt")
     assert restored.skipped == (f"step-1.pt in the memory of n1: {CHANGED}",)
@@ -132,10 +140,6 @@ def test_the_flush_copies_an_older_one_and_names_the_newest(tmp_path, leader):
 
 def test_the_flush_names_no_copy_of_what_is_on_storage(tmp_path):
     nodes = LedNodes(tmp_path)
-    stager = nodes.lead(1)
-    write(nodes.stages[0] / "step-1.pt", 1, more=os.urandom(SIZE))
-    nodes.work(stager)
-    nodes.lose(0)
-    flip(max(nodes.stages[1].parent.glob("kept/*/files/*")))
+    stager = with_the_only_copy_changed(nodes)
     assert stager.flush(1) == messages.Flushed(1, (), "")
     nodes.close()

@@ -5,6 +5,8 @@ import os
 import select
 import signal
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,11 @@ from stalling_storage import stalling_storage
 from helper_programs import program_after
 from hpclaunch.system.shared import helper
 from hpclaunch.system.staging import messages
-from hpclaunch.system.staging.client import StagingClient
+from hpclaunch.system.staging.client import LIBRARIES, StagingClient
 from hpclaunch.system.staging.stage_directory import StageDirectory
 
 pytestmark = pytest.mark.starts
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -187,3 +190,33 @@ def test_storage_that_hangs_does_not_keep_memory_full(tmp_path):
             assert wait_for(client, messages.Drained).step == 3
         directory.remove()
         assert sorted(os.listdir(target)) == ["step-1.pt", "step-2.pt", "step-3.pt"]
+
+
+APART = """
+import sys
+sys.path += {paths}
+from hpclaunch.system.staging import messages
+from hpclaunch.system.staging.client import StagingClient
+
+client = StagingClient(messages.Settings({storage!r}, {stage!r}, launch="job"))
+client.send(messages.Secret({key!r}))
+while not (replies := client.replies()) and not client.lost:
+    pass
+print(*replies)
+client.close()
+"""
+
+
+def test_libraries_may_be_installed_apart(tmp_path, directory, storage):
+    """A user's own cryptography, for example, needs the cffi of the system."""
+    paths = [str(ROOT / "launcher")]
+    for library in LIBRARIES:
+        found = find_spec(library)
+        place = Path(found.origin).parent if found.submodule_search_locations else found.origin
+        paths.append(str(tmp_path / library))
+        os.mkdir(paths[-1])
+        os.symlink(place, os.path.join(paths[-1], os.path.basename(place)))
+    program = APART.format(paths=paths, storage=str(storage), stage=directory.path, key="00" * 32)
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert "Listening" in done.stdout, done.stderr

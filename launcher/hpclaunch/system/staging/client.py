@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 from hpclaunch.core.protocol.process_kinds import ProcessKind
 from hpclaunch.system.shared.helper import Helper, place_of
 from hpclaunch.worker.messages import decode
 
 from .messages import REPLIES, Reply, Settings
+
+# With several nodes. The last one is a part of cryptography that not all versions have.
+LIBRARIES = "msgspec", "zmq", "cryptography", "_cffi_backend"
 
 
 class StagingClient(Helper):
@@ -24,7 +28,8 @@ class StagingClient(Helper):
 
     def __init__(self, settings: Settings) -> None:
         words = json.dumps(settings._asdict())
-        paths = {place_of(library) for library in ("msgspec", "zmq") if settings.launch}
+        needed = filter(find_spec, LIBRARIES) if settings.launch else ()
+        paths = {place_of(library) for library in needed}
         super().__init__("hpclaunch.system.staging.service", words, paths=paths)
 
     def replies(self) -> list[Reply]:
