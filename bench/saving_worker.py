@@ -12,8 +12,8 @@ to `events-RANK-ROUND`:
     ["stored", NUMBER, TIME]            async: the checkpoint is on storage
 
 Times are of CLOCK_MONOTONIC. A step computes for about 50 ms, half of it in Python. The state is
-one trained layer and many that are frozen. With DCP, each rank has its own part of it; otherwise,
-each has all of it, and rank 0 saves.
+one trained layer and frozen tensors. With DCP, each rank has a part of these, in a world of any
+size; otherwise, each has all of them, and rank 0 saves.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import torch.distributed.checkpoint as dcp
 
 MB = 10**6
 KEPT = 2  # checkpoints
-PIECE = 64 * MB  # bytes of a frozen tensor, at most
+PIECE, LEAST_PIECES = 64 * MB, 12  # bytes of a frozen tensor, about; their number
 WIDTH = 512
 PRODUCTS, ITERATIONS = 3, 300_000  # of a step
 SAVE, STOP = 0, 1
@@ -68,14 +68,19 @@ class Timeline:
 
 
 class Model(torch.nn.Module):
-    def __init__(self, size: int) -> None:
+    """A trained layer, and every `parts`-th of the frozen tensors, which have `size` bytes."""
+
+    def __init__(self, size: int, part: int = 0, parts: int = 1) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(WIDTH, WIDTH)
-        numbers = size // 4
-        pieces = max(1, numbers * 4 // PIECE)
-        self.frozen = torch.nn.ParameterList(
-            torch.nn.Parameter(torch.rand(numbers // pieces), requires_grad=False)
-            for _ in range(pieces)
+        pieces = max(LEAST_PIECES, size // PIECE)
+        self.frozen = torch.nn.ParameterDict(
+            {
+                f"piece-{number}": torch.nn.Parameter(
+                    torch.rand(size // 4 // pieces), requires_grad=False
+                )
+                for number in range(part, pieces, parts)
+            }
         )
 
     def forward(self, x: torch.Tensor, **_: object) -> dict[str, torch.Tensor]:
@@ -103,7 +108,7 @@ class Checkpoints:
             state = torch.load(path, map_location=device)
             self._model.load_state_dict(state["model"])
         else:
-            dcp.load(self._state(), checkpoint_id=path)
+            dcp.load(self._model.state_dict(), checkpoint_id=path)
         return int(Path(path).stem.rpartition("-")[2])
 
     def save(self, step: int) -> None:
@@ -113,10 +118,10 @@ class Checkpoints:
             if rank == 0:
                 torch.save({"model": self._model.state_dict(), "step": step}, f"{path}.pt")
         elif self._how == "dcp":
-            dcp.save(self._state(), checkpoint_id=path)
+            dcp.save(self._model.state_dict(), checkpoint_id=path)
         else:
             self._pending = dcp.async_save(
-                self._state(), checkpoint_id=path, process_group=self._group
+                self._model.state_dict(), checkpoint_id=path, process_group=self._group
             )
             self._pending.add_done_callback(
                 lambda _: self._timeline.add("stored", step, monotonic())
@@ -130,9 +135,6 @@ class Checkpoints:
             self._pending.result()
             self._pending = None
 
-    def _state(self) -> dict[str, torch.Tensor]:
-        return {f"rank-{rank}.{name}": t for name, t in self._model.state_dict().items()}
-
     def _rotate(self) -> None:
         found = sorted(self._where.glob("step-*"), key=lambda p: int(p.stem.rpartition("-")[2]))
         for old in found[: -KEPT - (self._how == "async")]:
@@ -144,8 +146,8 @@ class Checkpoints:
 
 def train(args: argparse.Namespace, timeline: Timeline) -> None:
     dist.init_process_group("gloo")
-    size = args.size * MB // (1 if args.how == "torch" else world)
-    model = Model(size).to(device)
+    part, parts = (0, 1) if args.how == "torch" else (rank, world)
+    model = Model(args.size * MB, part, parts).to(device)
     optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.01)
     checkpoints = Checkpoints(args.directory, args.how, model, timeline)
     number, data = checkpoints.load(), torch.ones(WIDTH, WIDTH, device=device)

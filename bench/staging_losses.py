@@ -1,14 +1,15 @@
 """Time the loss of a node on a Slurm cluster, with checkpoints on slow storage and with --stage.
 
-    python bench/staging_losses.py [--runs 2] [--size 1000] [--every 20] [--rate 100]
-        [--latency 20]
+    python bench/staging_losses.py [--runs 2] [--spares 1] [--size 1000] [--every 20]
+        [--rate 100] [--latency 20]
 
-Three nodes train with one worker each, and a fourth is the spare. All processes of the node with
-the highest rank, or of the head's node, get SIGKILL once a checkpoint is complete. `new round` is
-the time from that until the launcher starts the next round: the loss is found, and every node has
-the checkpoint. `restart` ends when all ranks have loaded it and done the first step; `repeated`
-are the steps, in seconds, that were lost with the node. The nodes are network namespaces of this
-machine: they share its memory, its CPUs and the storage of slow_storage.py. Needs root.
+Three nodes train with one worker each, and a fourth is the spare, unless --spares is 0. Once a
+checkpoint is complete, the node with the highest rank, or the head's node, is lost as without
+power: its network is cut, and its processes get SIGKILL. `new round` is the time from that until
+the launcher starts the next round: the loss is found, and every node has the checkpoint. `restart`
+ends when all ranks have loaded it and done the first step; `repeated` are the steps, in seconds,
+that were lost with the node. The nodes are network namespaces of this machine: they share its
+memory, its CPUs and the storage of slow_storage.py. Needs root.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from staging import STAGE, WORKER, Case, Events, facts, wait_for
 
 from slurm.cluster import Cluster
 
-NODES = 4
+NODES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,13 @@ def use_memory(size: int) -> None:
 
 
 def lose(cluster: Cluster, run: Run, *, head: bool) -> float:
-    """Kill all processes of the head's node, or of that of the highest rank; return the time."""
+    """Lose the head's node, or that of the highest rank; return the time."""
     pid = run.reports[-1].pid
     (host,) = {p.host for p in cluster.processes() if p.pid == pid}
+    host = "n1" if head else host
     moment = time.monotonic()
-    for process in cluster.processes(host="n1" if head else host):
+    cluster.nodes[host].cut()  # else what is killed last may report what was killed first
+    for process in cluster.processes(host=host):
         with suppress(ProcessLookupError):
             process.kill()
     return moment
@@ -62,19 +65,21 @@ def measure(
     cluster: Cluster, held: Allocation, case: Case, where: Path, args, *, head: bool
 ) -> Loss | None:
     """Run one training until it continues after a loss."""
-    more = [f"--nnodes={NODES - 1}", "--checkpoint-dir", str(where), *[STAGE] * case.stages]
+    nodes = f"{NODES}" if args.spares else f"{NODES - 1}:{NODES}"
+    more = [f"--nnodes={nodes}", "--checkpoint-dir", str(where), *[STAGE] * case.stages]
     start = command(HPCLAUNCH, 1, max_restarts=10, more=more)
     here = replace(start, env=start.env | held.env)
     script = (WORKER, where, "--how", case.how, "--size", args.size, "--every", args.every)
     where.mkdir()
     try:
-        with running([here], NODES - 1, held.srun, script) as run:
+        with running([here], NODES, held.srun, script) as run:
             if run.wait_until_ready(run.began) is None:
                 return None
             limit = 60 + 3 * args.every + 4 * args.size / args.rate
             wait_for(lambda: len([*Events.read(run).stalls()]) >= 2, limit)
             time.sleep(args.every / 2)
-            use_memory((NODES - 2) * args.size + 2 * (NODES - 1) * args.size)  # copies, and workers
+            run.workers = NODES - 1 + args.spares
+            use_memory((3 * run.workers - 1) * args.size)  # workers' state, read twice; and copies
             moment = lose(cluster, run, head=head)
             ready = run.wait_until_ready(moment)
             if ready is None:
@@ -87,6 +92,8 @@ def measure(
             restart = max(report.ready_at for report in ready) - moment
             return Loss(min(began) - moment, restart, repeated)
     finally:
+        for node in cluster.nodes.values():
+            node.heal()
         for process in cluster.processes():
             with suppress(ProcessLookupError):
                 process.kill()
@@ -94,14 +101,16 @@ def measure(
 
 
 def compare(cluster: Cluster, storage: Path, name: str, how: str, args) -> None:
-    print(f"\n{name}, {args.size} MB, saved every {args.every:g} s; medians of {args.runs} losses")
+    left = "a spare takes over" if args.spares else f"{NODES - 1} nodes are left"
+    saves = f"{name}, {args.size} MB, saved every {args.every:g} s"
+    print(f"\n{saves}; {left}; medians of {args.runs} losses")
     print(f"{'':40}{'new round':>12}{'restart':>12}{'repeated':>12}", flush=True)
     for lost, head in (("a node is lost", False), ("the head's node is lost", True)):
         for stages in (False, True):
-            case = Case(name, how, NODES - 1, stages)
+            case = Case(name, how, NODES, stages)
             found = []
             for number in range(args.runs):
-                with allocation(cluster, NODES) as held:
+                with allocation(cluster, NODES + args.spares) as held:
                     where = storage / f"{how}-{head}-{stages}-{number}"
                     found.append(measure(cluster, held, case, where, args, head=head))
             losses = [loss for loss in found if loss is not None]
@@ -113,6 +122,7 @@ def compare(cluster: Cluster, storage: Path, name: str, how: str, args) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=2, help="losses of each row")
+    parser.add_argument("--spares", type=int, choices=(0, 1), default=1, help="spare nodes")
     parser.add_argument("--size", type=int, default=1000, help="MB of a checkpoint")
     parser.add_argument("--every", type=float, default=20, help="seconds between saves")
     slow_storage.add_options(parser)
@@ -126,7 +136,7 @@ def main() -> None:
     try:
         with (
             slow_storage.slow_storage(directory, args.rate, args.latency) as storage,
-            cluster_of(NODES) as cluster,
+            cluster_of(NODES + args.spares) as cluster,
         ):
             compare(cluster, storage, "torch.save", "torch", args)
             compare(cluster, storage, "DCP", "dcp", args)
