@@ -12,11 +12,12 @@ import math
 import select
 import socket
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 from ...worker import death_notices
 from ...worker.death_notices import LONGEST, new_question, proves_death
 from ...worker.fork_server_messages import PostOnDeath
-from .route import begin_connection
+from .route import LOOPBACK, begin_connection
 
 LOOKS = (0.0, 0.01, 0.03, 0.1, 0.4, 1.0, 2.0)  # seconds after which an inquiry tries again
 NO_PLACE = -1  # index in the notice of an agent that does not know its own
@@ -40,7 +41,7 @@ def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
     for port in ports:
         with contextlib.suppress(OSError), socket.socket() as s:
             s.settimeout(RELEASE_LIMIT)
-            s.connect(("127.0.0.1", port))
+            s.connect((LOOPBACK, port))
             s.send(question := new_question())
             if proves_death(s.recv(LONGEST), question, key, agent):
                 s.send(death_notices.release_word(key, agent).encode())
@@ -74,9 +75,10 @@ class Inquiries:
         targets, known = tuple(targets), self._open.get(agent)
         if targets and (known is None or incarnation not in ("", known.incarnation)):
             if known is not None:
-                known.close(self._epoll)
+                known.close()
             looks = [now + wait for wait in LOOKS]
-            self._open[agent] = known = _Inquiry(self._key, agent, incarnation, targets, looks)
+            known = _Inquiry(self._epoll, self._key, agent, incarnation, targets, looks)
+            self._open[agent] = known
         if known is not None:
             known.number = number
 
@@ -88,80 +90,77 @@ class Inquiries:
         dead = []
         ready = {fd for fd, _ in self._epoll.poll(0)}
         for agent, inquiry in list(self._open.items()):
-            inquiry.listen(self._epoll, ready)
+            inquiry.listen(ready)
             if inquiry.is_dead:
                 dead.append((agent, inquiry.number))
             elif now >= inquiry.looks[0]:
                 inquiry.looks.pop(0)
-                inquiry.close(self._epoll)
+                inquiry.close()
                 if inquiry.looks:
-                    inquiry.look(self._epoll)
+                    inquiry.look()
             if inquiry.is_dead or not inquiry.looks:
-                inquiry.close(self._epoll)
+                inquiry.close()
                 del self._open[agent]
         return dead
 
     def close(self) -> None:
         for inquiry in self._open.values():
-            inquiry.close(self._epoll)
+            inquiry.close()
         self._epoll.close()
 
 
+@dataclass(slots=True)
 class _Inquiry:
-    def __init__(
-        self,
-        key: bytes,
-        agent: int,
-        incarnation: str,
-        targets: tuple[tuple[str, int], ...],
-        looks: list[float],
-    ) -> None:
-        self.looks = looks  # when to try again; after the last time the inquiry is dropped
-        self.is_dead = False
-        self.number = 0  # of the last request for it
-        self._key, self._agent, self.incarnation = key, agent, incarnation
-        self._targets, self._question = targets, new_question()
-        self._ends: dict[int, socket.socket] = {}
+    _epoll: select.epoll
+    _key: bytes
+    _agent: int
+    incarnation: str
+    _targets: tuple[tuple[str, int], ...]
+    looks: list[float]  # when to try again; after the last time the inquiry is dropped
+    is_dead: bool = False
+    number: int = 0  # of the last request for it
+    _question: bytes = field(default_factory=new_question)
+    _ends: dict[int, socket.socket] = field(default_factory=dict)
 
-    def look(self, epoll: select.epoll) -> None:
+    def look(self) -> None:
         for target in self._targets:
             s, error = begin_connection(*target)
             if s is None:
                 continue
             if error in (0, errno.EINPROGRESS):
                 self._ends[s.fileno()] = s
-                epoll.register(s, select.EPOLLOUT)
+                self._epoll.register(s, select.EPOLLOUT)
             else:
                 s.close()
 
-    def listen(self, epoll: select.epoll, ready: Collection[int]) -> None:
+    def listen(self, ready: Collection[int]) -> None:
         for fd in self._ends.keys() & ready:
             s = self._ends[fd]
             try:
                 answer = s.recv(LONGEST)
             except BlockingIOError:  # it was connected just now
-                self._ask(epoll, fd, s)
+                self._ask(fd, s)
                 continue
             except OSError:  # refused, say
                 answer = b""
             about = (self._key, self._agent, self.incarnation)
             self.is_dead |= proves_death(answer, self._question, *about)
-            self._drop(epoll, fd)
+            self._drop(fd)
 
-    def _ask(self, epoll: select.epoll, fd: int, s: socket.socket) -> None:
+    def _ask(self, fd: int, s: socket.socket) -> None:
         """Send the question over a connection that is now open. A living agent sends its own
         greeting, and takes the question for a part of one.
         """
         try:
             s.send(self._question)
-            epoll.modify(fd, select.EPOLLIN)
+            self._epoll.modify(fd, select.EPOLLIN)
         except OSError:
-            self._drop(epoll, fd)
+            self._drop(fd)
 
-    def close(self, epoll: select.epoll) -> None:
+    def close(self) -> None:
         for fd in list(self._ends):
-            self._drop(epoll, fd)
+            self._drop(fd)
 
-    def _drop(self, epoll: select.epoll, fd: int) -> None:
-        epoll.unregister(fd)
+    def _drop(self, fd: int) -> None:
+        self._epoll.unregister(fd)
         self._ends.pop(fd).close()
