@@ -206,5 +206,5 @@ def test_the_loop_knows_no_particular_adapter():
         "from ..core.protocol.effects import Effect, Exit",
         "from ..core.protocol.events import Event, Tick",
         "from ..system.logs.journal import Journal",
-        "from .adapter import Adapter, Fd",
+        "from .adapter import Adapter, Fd, Performs",
     ]

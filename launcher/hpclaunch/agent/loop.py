@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, get_args
+from typing import get_args
 
 import zmq
 
@@ -21,7 +21,7 @@ from ..core.control import Control
 from ..core.protocol.effects import Effect, Exit
 from ..core.protocol.events import Event, Tick
 from ..system.logs.journal import Journal
-from .adapter import Adapter, Fd
+from .adapter import Adapter, Fd, Performs
 
 PATIENCE = 3.0  # seconds that helpers have to answer after this process was suspended
 
@@ -120,12 +120,7 @@ class Loop:
         self._end = end
 
 
-Perform = Callable[[Any], Iterable[Event] | None]
-
-
-def performers(
-    adapters: Iterable[Adapter], own: dict[type[Effect], Perform]
-) -> dict[type[Effect], Perform]:
+def performers(adapters: Iterable[Adapter], own: Performs) -> Performs:
     """Return the function for each kind of effect. Raises TypeError unless each has exactly one."""
     table = dict(own)
     for adapter in adapters:
