@@ -62,11 +62,10 @@ def _read(path: Path) -> bytes:
             time.sleep(TICK)
     if info.st_uid != os.geteuid():
         raise UsageError(f"the secret file {path} belongs to another user: remove it")
-    if stat.S_IMODE(info.st_mode) & 0o077:
-        mode = stat.S_IMODE(info.st_mode)
+    if (mode := stat.S_IMODE(info.st_mode)) & 0o077:
         raise UsageError(
             f"the secret file {path} is open to others (mode {mode:04o}), who could join your "
-            f"jobs: remove it, and a new one is made"
+            "jobs: remove it, and a new one is made"
         )
     if len(secret) < BYTES:
         raise UsageError(f"the secret file {path} is too short: remove it, and a new one is made")
