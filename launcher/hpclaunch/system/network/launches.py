@@ -119,7 +119,7 @@ class LaunchStream:
             if answer:
                 self._said.append(answer)
                 continue
-            leading, self._said = _leading(self._said), []
+            leading, self._said = _leading(map(_read, self._said)), []
             self.over = self.over or not leading
             found += [leading] if leading else []
         return found
@@ -132,7 +132,7 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     if not which:  # perhaps an unset variable; "" would match all launches
         raise NoLaunchError("the name of the job is empty: hpclaunch status lists them")
     here = [_read(data) for _, data in view_client.looked_patiently(which)]
-    if leading := [launch for launch in here if launch.job is not None]:
+    if leading := _leading(here):
         return FoundLaunches(which, leading)
     unseen = UnreachableError if here else NoLaunchError  # a member of it runs here, or none
     number = which.partition(".")[0]
@@ -197,7 +197,7 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     launches, complaint = _look(slurm_steps.srun(job.id, "1"), which, env)
     if not launches and job.nodes != "1":  # the tasks of a step may be on other nodes
         launches, complaint = _look(slurm_steps.srun(job.id, job.nodes), which, env)
-    leading = [launch for launch in launches if launch.job is not None]
+    leading = _leading(launches)
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
         if complaint:
@@ -209,7 +209,7 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     step = slurm_steps.srun(job.id, "1", f"--nodelist={head}")
     if not leading:
         launches, complaint = _look(step, which, env)
-        leading = [launch for launch in launches if launch.job is not None]
+        leading = _leading(launches)
     if not leading:
         silent = f"no answer from {head}, where its head is"
         raise UnreachableError(_first_error(complaint) or silent)
@@ -266,8 +266,8 @@ class Answers:
                 yield b""
 
 
-def _leading(answers: Iterable[bytes]) -> list[LaunchSnapshot]:
-    return [launch for launch in map(_read, answers) if launch.job is not None]
+def _leading(launches: Iterable[LaunchSnapshot]) -> list[LaunchSnapshot]:
+    return [launch for launch in launches if launch.job is not None]
 
 
 def _known(answers: Iterable[bytes]) -> tuple[list[LaunchSnapshot], list[tuple[str, str]]]:
@@ -278,7 +278,7 @@ def _known(answers: Iterable[bytes]) -> tuple[list[LaunchSnapshot], list[tuple[s
     others: list[tuple[str, str]] = []
     for answer in answers:
         try:
-            leading += _leading([answer])
+            leading += _leading([_read(answer)])
         except NoLaunchError as e:
             others.append((view_client.unpacked(answer)["name"], str(e).partition(": ")[0]))
     return leading, others
