@@ -408,8 +408,7 @@ class Resuming(Adapter):
                     self._look_at_disk(reply.disk)
                 if self._restores(reply):
                     return []
-                found, others = reply.found, reply.others
-                return [self._chosen(found, self._lacking(others))]
+                return [self._chosen(reply.found, self._lacking(reply.others))]
             case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
                 self._look_number = 0
                 assert self._look is not None, "a look is pending"
