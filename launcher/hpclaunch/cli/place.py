@@ -176,11 +176,10 @@ def _is_host(conf: Mapping[str, str]) -> bool | None:
     said = conf.get("is_host")
     if said is None:
         return None
-    values = {"1": True, "true": True, "t": True, "yes": True, "y": True}
-    values |= {"0": False, "false": False, "f": False, "no": False, "n": False}
-    if said.lower() not in values:
+    is_host = said.lower() in ("1", "true", "t", "yes", "y")
+    if not is_host and said.lower() not in ("0", "false", "f", "no", "n"):
         raise UsageError(f"--rdzv-conf is_host={said}: neither true nor false")
-    return values[said.lower()]
+    return is_host
 
 
 def plain(name: str) -> str:
