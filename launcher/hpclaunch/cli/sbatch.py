@@ -272,12 +272,10 @@ def _elements(chosen: argparse.Namespace) -> int:
 
 def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, GpuProfile]:
     """Return how many GPUs each node has, and of which type."""
+    if chosen.gpus_per_node is None and not profile.gpu:
+        return 0, GpuProfile(per_node=1)
     if chosen.gpus_per_node is None:
-        return (
-            (profile.gpu[0].per_node, profile.gpu[0])
-            if profile.gpu
-            else (0, GpuProfile(per_node=1))
-        )
+        return profile.gpu[0].per_node, profile.gpu[0]
     type_, count = chosen.gpus_per_node
     if not profile.gpu:
         return count, GpuProfile(per_node=count, type=type_)
