@@ -183,9 +183,7 @@ def _of_mps(
     from ..core.placement import mps_shares  # needed only with MPS
 
     directory = mps_shares.pipes_of(share, config.gpus, pipes)
+    if not directory:
+        return {}
     settings = mps_shares.Settings(*config.mps)
-    return (
-        mps_shares.environment(settings, share, config.gpus, directory, environ)
-        if directory
-        else {}
-    )
+    return mps_shares.environment(settings, share, config.gpus, directory, environ)
