@@ -16,7 +16,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import LIMIT, Client, python
+from serving import LIMIT, Client, eventually, python
 
 from hpclaunch.worker import activity, processes, sock_diag
 from hpclaunch.worker.fork_server_messages import KillIdle, Stop
@@ -274,19 +274,12 @@ def server():
         connection.close()
 
 
-def eventually(what, happens):
-    limit = time.monotonic() + LIMIT
-    while not happens():
-        assert time.monotonic() < limit, f"{what} has never come"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("how", SAVERS)
 def test_whoever_saves_is_left_alone(client, server, tmp_path, how):
     port, takes = server
     takes[0] = TAKES.get(how, 0)
     client.start(python(BEGIN + SAVE + SAVERS[how]), env={"SERVER": str(port)})
-    eventually("the worker", (tmp_path / "up").exists)
+    eventually((tmp_path / "up").exists)
     client.server.send(Stop(signal.SIGTERM))
     for look in (1, 2, 3):
         eventually_saved(client, tmp_path / f"piece-{look * PIECES}")
@@ -324,7 +317,7 @@ def how_they_end(client, workers):
 @pytest.mark.parametrize("how", WAITERS)
 def test_whoever_only_waits_is_ended(client, server, tmp_path, how):
     client.start(python(BEGIN + WAITERS[how]), env={"SERVER": str(server[0])})
-    eventually("the worker", (tmp_path / "up").exists)
+    eventually((tmp_path / "up").exists)
     client.server.send(Stop(signal.SIGTERM))
     assert how_they_end(client, 1) == [signal.SIGKILL]
 
@@ -334,7 +327,7 @@ def test_ranks_that_wait_for_each_other_are_ended(client, tmp_path):
     environ = {"SERVER": str(free_port())}
     client.start(python(COLLECTIVE), python(COLLECTIVE), env=environ)
     for rank in (0, 1):
-        eventually(f"rank {rank}", (tmp_path / f"up-{rank}").exists)
+        eventually((tmp_path / f"up-{rank}").exists)
     client.server.send(Stop(signal.SIGTERM))
     first, _ = how_they_end(client, 2)  # the second may see that the first is gone
     assert first == signal.SIGKILL
@@ -350,7 +343,7 @@ def test_a_network_that_cannot_be_seen(monkeypatch):
     left, right = socket.socketpair()
     with left, right:
         with _looks_at_one_that_sleeps() as is_idle:
-            eventually("idleness", is_idle)  # it may still be about to fall asleep
+            eventually(is_idle)  # it may still be about to fall asleep
         with _looks_at_one_that_sleeps(left.fileno()) as is_idle:
             assert not any(is_idle() for _ in range(20) if not time.sleep(0.05))
 
@@ -360,8 +353,8 @@ def _looks_at_one_that_sleeps(*fds):
     """Start a program that sleeps, with these descriptors; yield a function that looks at it."""
     with subprocess.Popen(["sleep", "600"], pass_fds=fds, start_new_session=True) as child:
         seen = activity.Activity()
-        eventually("the program", lambda: os.readlink(f"/proc/{child.pid}/exe").endswith("sleep"))
-        eventually("sleep", lambda: activity._sleeps(child.pid))
+        eventually(lambda: os.readlink(f"/proc/{child.pid}/exe").endswith("sleep"))
+        eventually(lambda: activity._sleeps(child.pid))
         others = {process.pid for process in psutil.Process().children()} - {child.pid}
         seen.begin([child.pid], others)
         try:
