@@ -131,9 +131,8 @@ class MetricsService:
                     os.eventfd_read(self.known.scrapes)
                 if self.channel.fileno() in ready:  # first, since the agent may no longer answer
                     for request in self.channel.read():
-                        match decode(REQUESTS, request):
-                            case Finish():
-                                self._finish()
+                        if isinstance(decode(REQUESTS, request), Finish):
+                            self._finish()
                 now = time.monotonic()
                 if now >= self._try_at:
                     self._try_at = now + PERIOD
