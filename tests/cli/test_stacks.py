@@ -232,26 +232,26 @@ def test_of_a_variable_that_is_not_set(tmp_path):
     assert done.stderr.startswith("hpclaunch: error: the name of the job is empty")
 
 
-def of_job(directory, squeue, srun, *options):
+def of_job(directory, squeue, srun, *options, job="71"):
     """Return the command with stand-ins for Slurm's, as shell scripts."""
     for name, text in (("squeue", squeue), ("srun", srun)):
         script(directory, f"#!/bin/sh\n{text}\n", name).chmod(0o755)
     env = {"PATH": f"{directory}:/bin:/usr/bin"}
-    done = hpclaunch("stacks", "71", *options, cwd=directory, env=env)
+    done = hpclaunch("stacks", job, *options, cwd=directory, env=env)
     assert done.returncode == 2
     assert done.stdout == ""
     return done.stderr.removeprefix("hpclaunch: error: ")
 
 
 FAILS = "echo 'error: Invalid \033[31mjob id' >&2; exit 1"
-RUNS = "echo 71 2 RUNNING"
+RUNS = "echo 71 2 RUNNING 71"
 
 
 @pytest.mark.parametrize(
     ("squeue", "srun", "says"),
     [
         (FAILS, "", "cannot look at job 71: error: Invalid ?[31mjob id\n"),
-        ("echo 71 2 PENDING", "", "cannot look at job 71: it is PENDING\n"),
+        ("echo 71 2 PENDING 71", "", "cannot look at job 71: it is PENDING\n"),
         ("", "", "cannot look at job 71: it is over\n"),
         (RUNS, FAILS, "cannot look at job 71: error: Invalid ?[31mjob id\n"),
         (RUNS, "exit 3", "cannot look at job 71: exit code 3\n"),
@@ -261,6 +261,14 @@ RUNS = "echo 71 2 RUNNING"
 )
 def test_slurm_says_no(tmp_path, squeue, srun, says):
     assert of_job(tmp_path, squeue, srun) == says
+
+
+def test_components_of_a_heterogeneous_job(tmp_path):
+    squeue = '[ "$3" = --jobs=71 ] && printf "71 1 RUNNING 71+0\\n72 2 RUNNING 71+1\\n"'
+    srun = """case "$*" in *--jobid=71\\ --het-group=1\\ --nodes=2\\ *)
+        echo hpclaunch-stacks n2 '[{"rank": 1}]'; exit 3;; esac"""
+    says = "no rank 0: there is rank 1; not all of job 71+1 was seen: exit code 3\n"
+    assert of_job(tmp_path, squeue, srun, "--rank", 0, job="71+1") == says
 
 
 def test_a_rank_of_a_node_that_does_not_answer(tmp_path):

@@ -99,6 +99,21 @@ def test_from_the_login_node_and_within_the_job(
     assert f"cannot look at job {job.id}" in refused(cluster, "status", str(job.id))
 
 
+def test_a_heterogeneous_job(cluster: Cluster, tmp_path: Path, script: Path) -> None:
+    body = f"srun --het-group=0,1 {SCRIPTS}/agent.sh --nproc 2 {script}"
+    components = [":", "--nodes=1", "--ntasks-per-node=1"]
+    job = cluster.sbatch(body, directory=tmp_path, nodes=1, options=components)
+    launch = wait_until_running(cluster, job.id)
+    assert launch["slurm_id"] == str(job.id)
+    assert [agent["host"] for agent in launch["job"]["agents"]] == ["n1", "n2"]
+    second = cluster.on("ctl", ["hpclaunch", "status", f"{job.id}+1"])
+    assert second.startswith(f"{launch['name']}  running for ")
+    stacks = cluster.on("ctl", ["hpclaunch", "stacks", str(job.id), "--rank", "3"])
+    assert stacks.startswith("rank 3 on n2 ")
+    cluster.on("ctl", ["hpclaunch", "stop", str(job.id)])
+    assert job.wait().code == 143
+
+
 def test_only_its_user_sees_and_ends_a_job(cluster: Cluster) -> None:
     """Neither root nor another user sees the job or may act on it."""
     directory = cluster.directory_of(USER)

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from clocks import AheadClock
 from damaged_data import damaged
-from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
+from hpclaunch.core.protocol.job_snapshot import JobSnapshot, LaunchSnapshot
 from hpclaunch.core.protocol.model import Request
+from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.network.view_socket import CONNECTION, ViewSocket, file_of, name_of
@@ -206,6 +207,7 @@ def test_several_launches_of_a_job_are_named():
 
 MEMBER = LaunchSnapshot("71.0", "71", "n2", 1, "a.py", "", 0.0, 0.0, None)
 RUNS = slurm_steps.Ended(["71 1 RUNNING job"], "")
+RUNNING = JobSnapshot(Stage.RUNNING, 60.0, "n3", 0, 0, 60.0, "", 1, 1, 0, 3, ())
 
 
 @pytest.mark.parametrize(
@@ -228,6 +230,35 @@ def test_a_launch_without_a_head_may_still_run(monkeypatch, squeue, answers, com
     with pytest.raises(launches.NoLaunchError) as e:
         launches.find("71", {})
     assert isinstance(e.value, launches.UnreachableError) == may_run
+
+
+@pytest.mark.parametrize("which", ["71", "71+0", "71+1", "71.0"])
+@pytest.mark.parametrize("nodelist", ["", "--nodelist=n3"])
+def test_a_heterogeneous_job(monkeypatch, which, nodelist):
+    """The head is in its second component: on the first node that is asked, or on another one."""
+    parts = ["71 1 RUNNING 71+0", "72 2 RUNNING 71+1"]
+    leading = LaunchSnapshot("71.0", "71", "n3", 1, "a.py", "", 0.0, 0.0, RUNNING)
+
+    def look(step, which, env):
+        assert which in ("71", "71.0")
+        assert "--jobid=71" in step
+        leads = "--het-group=1" in step and (not nodelist or nodelist in step)
+        return [leading] if leads else [replace(MEMBER, head="n3")], ""
+
+    monkeypatch.setattr(view_client, "looked_patiently", lambda which: [])
+    monkeypatch.setattr(slurm_steps, "run", lambda command, env: slurm_steps.Ended(parts, ""))
+    monkeypatch.setattr(launches, "_look", look)
+    found = launches.find(which, {})
+    assert found.only is leading
+    assert {"--het-group=1", "--nodelist=n3"} < {*found.step}
+    assert launches.all_launches({}) == launches.LaunchList([leading], [])
+
+
+def test_a_heterogeneous_job_that_waits_is_listed_once(monkeypatch):
+    parts = ["71 1 PENDING 71+0", "72 2 PENDING 71+1"]
+    monkeypatch.setattr(view_client, "looked_patiently", lambda which: [])
+    monkeypatch.setattr(slurm_steps, "run", lambda command, env: slurm_steps.Ended(parts, ""))
+    assert launches.all_launches({}).others == [("71", "pending")]
 
 
 MANY = pytest.mark.skipif("descriptors" in entered, reason="no process may have so many sockets")

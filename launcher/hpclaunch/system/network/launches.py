@@ -22,7 +22,7 @@ from hpclaunch.core.protocol.model import Request
 from hpclaunch.core.protocol.values import field, value
 
 from ..shared import packing, slurm_steps
-from ..shared.slurm_steps import SlurmJob
+from ..shared.slurm_steps import Part, SlurmJob
 from . import view_client
 from .view_socket import LOOK as LOOK_WORD
 
@@ -138,10 +138,10 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     number = which.partition(".")[0]
     if not number[:1].isdecimal():
         raise unseen(f"no launch {which} is led from this machine")
-    env = slurm_steps.environment(environ)
+    env, shown = slurm_steps.environment(environ), slurm_steps.without_component(number)
     try:
         with _started():
-            jobs, complaint = slurm_steps.jobs_of(f"--jobs={number}", env)
+            jobs, complaint = slurm_steps.jobs_of(f"--jobs={shown}", env)
     except NoLaunchError as e:
         raise unseen(f"cannot look at job {which}: {e}") from e
     running = [job for job in jobs if job.state == slurm_steps.RUNNING]
@@ -194,11 +194,12 @@ def _try(job: SlurmJob, env: Mapping[str, str]) -> FoundLaunches | NoLaunchError
 
 
 def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
-    launches, complaint = _look(slurm_steps.srun(job.id, "1"), which, env)
-    if not launches and job.nodes != "1":  # the tasks of a step may be on other nodes
-        launches, complaint = _look(slurm_steps.srun(job.id, job.nodes), which, env)
-    leading = _leading(launches)
-    heads = [launch.host for launch in leading] or [launch.head for launch in launches]
+    seen, complaint = _look_in([(part, "1") for part in job.parts], which, env)
+    larger = [(part, part.nodes) for part in job.parts if part.nodes != "1"]
+    if not seen and larger:  # the tasks of a step may be on other nodes
+        seen, complaint = _look_in(larger, which, env)
+    leading = [(part, launch) for part, launch in seen if launch.job is not None]
+    heads = [launch.host for _, launch in leading] or [launch.head for _, launch in seen]
     if not heads:
         if complaint:
             raise UnreachableError(_first_error(complaint))
@@ -206,14 +207,30 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     head = next(filter(None, heads), "")  # some agents may not know it
     if not head:
         raise UnreachableError("it has no head at the moment: ask again later")
-    step = slurm_steps.srun(job.id, "1", f"--nodelist={head}")
+    there = f"--nodelist={head}"
     if not leading:
-        launches, complaint = _look(step, which, env)
-        leading = _leading(launches)
+        seen, complaint = _look_in([(part, "1") for part in job.parts], which, env, there)
+        leading = [(part, launch) for part, launch in seen if launch.job is not None]
     if not leading:
         silent = f"no answer from {head}, where its head is"
         raise UnreachableError(_first_error(complaint) or silent)
-    return FoundLaunches(which, leading, step, env)
+    step = slurm_steps.srun(leading[0][0], "1", there)
+    return FoundLaunches(which, [launch for _, launch in leading], step, env)
+
+
+def _look_in(
+    places: Iterable[tuple[Part, str]], which: str, env: Mapping[str, str], *options: str
+) -> tuple[list[tuple[Part, LaunchSnapshot]], str]:
+    """Return the launches in these parts of a job, asked on so many nodes of each; and the first
+    complaint.
+    """
+    seen: list[tuple[Part, LaunchSnapshot]] = []
+    complaints: list[str] = []
+    for part, nodes in places:
+        launches, complaint = _look(slurm_steps.srun(part, nodes, *options), which, env)
+        seen += [(part, launch) for launch in launches]
+        complaints += [complaint] if complaint else []
+    return seen, next(iter(complaints), "")
 
 
 def _look(

@@ -29,8 +29,9 @@ def here(whole: str) -> WorkerStacks:
 def of_job(job: str, whole: str, environ: Mapping[str, str]) -> WorkerStacks:
     """Ask all nodes of a Slurm job, or of an array's jobs. Raises OSError without Slurm."""
     env = slurm_steps.environment(environ)
-    jobs, complaint = slurm_steps.jobs_of(f"--jobs={job}", env)
-    asked = [_of_running(j, whole, env) for j in jobs if j.state == slurm_steps.RUNNING]
+    jobs, complaint = slurm_steps.jobs_of(f"--jobs={slurm_steps.without_component(job)}", env)
+    running = [each for each in jobs if each.state == slurm_steps.RUNNING]
+    asked = [_of_part(part, whole, env) for each in running for part in each.parts]
     if not asked:
         state = jobs[0].state if jobs else "over"
         return WorkerStacks([], complaint or f"it is {state}")
@@ -38,9 +39,9 @@ def of_job(job: str, whole: str, environ: Mapping[str, str]) -> WorkerStacks:
     return WorkerStacks(workers, "\n".join(each.complaint for each in asked if each.complaint))
 
 
-def _of_running(job: slurm_steps.SlurmJob, whole: str, env: Mapping[str, str]) -> WorkerStacks:
+def _of_part(part: slurm_steps.Part, whole: str, env: Mapping[str, str]) -> WorkerStacks:
     reader = slurm_steps.reader(READER, MARK, "job", whole)
-    return _answers(slurm_steps.run([*slurm_steps.srun(job.id, job.nodes), *reader], env))
+    return _answers(slurm_steps.run([*slurm_steps.srun(part, part.nodes), *reader], env))
 
 
 def _answers(ended: slurm_steps.Ended) -> WorkerStacks:

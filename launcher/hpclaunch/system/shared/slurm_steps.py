@@ -12,7 +12,7 @@ from hpclaunch.core.protocol.errors import UsageError
 from .helper import ROOT
 
 LIMIT = 60.0  # seconds; srun waits for its nodes
-SQUEUE = ("squeue", "--noheader", "--format=%A %D %T")
+SQUEUE = ("squeue", "--noheader", "--format=%A %D %T %i")
 RUNNING = "RUNNING"
 SRUN = (
     "srun",
@@ -32,12 +32,20 @@ SRUN = (
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
+class Part(NamedTuple):
+    """The nodes of a job, or of one component of a heterogeneous job."""
+
+    job: str
+    component: str  # "" if the job has only one
+    nodes: str  # how many
+
+
 class SlurmJob(NamedTuple):
-    """A job as squeue shows it."""
+    """A job as squeue shows it. The components of a heterogeneous job are one job."""
 
     id: str
-    nodes: str  # how many
     state: str
+    parts: tuple[Part, ...]
 
 
 class Ended(NamedTuple):
@@ -57,9 +65,21 @@ def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
     last line of its errors. Raises OSError without Slurm's commands.
     """
     known = run([*SQUEUE, which], env)
-    words = map(str.split, known.lines)
-    jobs = [SlurmJob(*w[:3]) for w in words if len(w) >= 3]
-    return jobs, known.complaint.rpartition("\n")[2]
+    jobs: dict[str, SlurmJob] = {}
+    for words in map(str.split, known.lines):
+        if len(words) < 4:
+            continue
+        number, nodes, state, shown = words[:4]
+        leader, _, component = shown.partition("+")  # 71+1, in a heterogeneous job
+        job_id = leader if component else number
+        job = jobs.get(job_id, SlurmJob(job_id, state, ()))
+        jobs[job_id] = job._replace(parts=(*job.parts, Part(job_id, component, nodes)))
+    return list(jobs.values()), known.complaint.rpartition("\n")[2]
+
+
+def without_component(which: str) -> str:
+    """Return the id of the job of a component: 71 of 71+1, which squeue shows but does not take."""
+    return which.partition("+")[0]
 
 
 def reader(module: str, *words: str) -> list[str]:
@@ -70,9 +90,13 @@ def reader(module: str, *words: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", program, ROOT, *words]
 
 
-def srun(job: str, nodes: str, *options: str) -> list[str]:
-    """Return the beginning of a command line that runs a task on each of `nodes` nodes of a job."""
-    return [*SRUN, f"--jobid={job}", f"--nodes={nodes}", f"--ntasks={nodes}", *options]
+def srun(part: Part, nodes: str, *options: str) -> list[str]:
+    """Return the beginning of a command line that runs a task on each of `nodes` nodes of a part
+    of a job.
+    """
+    group = [f"--het-group={part.component}"] if part.component else []
+    where = [f"--jobid={part.job}", *group, f"--nodes={nodes}", f"--ntasks={nodes}"]
+    return [*SRUN, *where, *options]
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None, limit: float = LIMIT) -> Ended:
