@@ -192,7 +192,7 @@ class TakenOver:
     def __init__(self, directory):
         self._over = directory / "over"
         commands = {
-            "squeue": f'[ -e "{self._over}" ] || echo 4711 1 RUNNING job',
+            "squeue": f'[ -e "{self._over}" ] || echo 4711 1 RUNNING 4711',
             "srun": 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
         }
         for name, text in commands.items():
@@ -342,6 +342,11 @@ def test_the_log_directory_answers_when_nobody_does(tmp_path):
             watched(name, tmp_path, b"ended with code 0", "xterm", command)
     file = os.path.join(launch["logs"], "status.json")
     assert os.stat(file).st_mode & 0o777 == 0o600
+    with open(file, "w") as f:
+        json.dump(launch, f)  # as if everything had been killed
+    done = hpclaunch("status", launch["name"], cwd=tmp_path)
+    assert "the job no longer answers" in done.stdout
+    assert done.stderr == f"hpclaunch: no launch {launch['name']} is led from this machine\n"
     with open(file, "w") as f:
         f.write("{}")
     assert hpclaunch("status", launch["name"], cwd=tmp_path).returncode == 2

@@ -159,6 +159,7 @@ LAUNCHES = {
                 without_ranks(0, AgentState.LEFT),
                 stage=Stage.ENDED,
                 entered=1.0,
+                end=4.0,
                 checkpoint=SAVED,
                 past=(PastRound(0, 2.0, 2, "the user has asked for a restart", is_fault=False),),
                 verdict="all workers ended with 0",

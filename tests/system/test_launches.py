@@ -161,7 +161,7 @@ def test_an_empty_name_is_that_of_no_launch():
 def without_srun(tmp_path):
     """An environment in which squeue shows a running job, and srun is missing."""
     squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\necho 71 2 RUNNING t.py\n")
+    squeue.write_text("#!/bin/sh\necho 71 2 RUNNING 71\n")
     squeue.chmod(0o755)
     return {"PATH": str(tmp_path)}
 
@@ -206,7 +206,7 @@ def test_several_launches_of_a_job_are_named():
 
 
 MEMBER = LaunchSnapshot("71.0", "71", "n2", 1, "a.py", "", 0.0, 0.0, None)
-RUNS = slurm_steps.Ended(["71 1 RUNNING job"], "")
+RUNS = slurm_steps.Ended(["71 1 RUNNING 71"], "")
 RUNNING = JobSnapshot(Stage.RUNNING, 60.0, "n3", 0, 0, 60.0, "", 1, 1, 0, 3, ())
 
 
@@ -252,6 +252,14 @@ def test_a_heterogeneous_job(monkeypatch, which, nodelist):
     assert found.only is leading
     assert {"--het-group=1", "--nodelist=n3"} < {*found.step}
     assert launches.all_launches({}) == launches.LaunchList([leading], [])
+
+
+def test_elements_of_an_array_are_named_as_squeue_names_them(monkeypatch):
+    elements = [f"{number} 1 RUNNING 71_{number - 71}" for number in (73, 72)]
+    monkeypatch.setattr(view_client, "looked_patiently", lambda which: [])
+    monkeypatch.setattr(slurm_steps, "run", lambda command, env: slurm_steps.Ended(elements, ""))
+    with pytest.raises(launches.NoLaunchError, match=r"name one: 71_1, 71_2$"):
+        launches.find("71", {})
 
 
 def test_a_heterogeneous_job_that_waits_is_listed_once(monkeypatch):

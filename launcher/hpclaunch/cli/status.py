@@ -97,15 +97,18 @@ def running_or_ended(
 
 
 def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
-    """Return the newest snapshot of a job, from its head, or else from its log directory."""
+    """Return the newest snapshot of a job, from its head, or else from its log directory: then say
+    why, unless the job is over.
+    """
     from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
 
     try:
         found = running_or_ended(job, environ)
-    except launches.NoLaunchError:
+    except launches.NoLaunchError as e:
         if (last := status_file.newest(job)) is None:
             raise
+        say(str(e))
         return last
     return found if isinstance(found, LaunchSnapshot) else found.only
 

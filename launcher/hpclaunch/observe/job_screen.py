@@ -159,7 +159,7 @@ def _facts(job: JobSnapshot) -> Iterable[str]:
             yield f"on storage {saved.stored or 'none yet'}"
     if job.goodput is not None:
         yield f"goodput {job.goodput:.1%}"
-    if job.end is not None:
+    if job.end is not None and job.stage is not Stage.ENDED:
         what = "preempted: it ends" if job.is_preempted else "Slurm ends the job"
         yield f"{what} in {duration(job.end)}"
     if job.notice:

@@ -151,8 +151,8 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         no_launch = NoLaunchError if is_over else UnreachableError
         raise no_launch(f"cannot look at job {which}: {complaint or state}")
     if len(running) > 1:
-        numbers = ", ".join(job.id for job in running)
-        raise NoLaunchError(f"job {which} has several running elements, name one: {numbers}")
+        names = ", ".join(sorted(job.name for job in running))
+        raise NoLaunchError(f"job {which} has several running elements, name one: {names}")
     try:
         return _in_job(running[0], running[0].id if which == number else which, env)
     except NoLaunchError as e:
@@ -174,10 +174,10 @@ def all_launches(environ: Mapping[str, str]) -> LaunchList:
         answers = list(pool.map(partial(_try, env=env), asked))
     for job, found in zip(asked, answers, strict=True):
         if isinstance(found, NoLaunchError):
-            others.append((job.id, f"{job.state.lower()}: {found}"))
+            others.append((job.name, f"{job.state.lower()}: {found}"))
         else:
             launches |= {launch.name: launch for launch in found.launches}
-    others += [(job.id, job.state.lower()) for job in jobs if job.state != slurm_steps.RUNNING]
+    others += [(job.name, job.state.lower()) for job in jobs if job.state != slurm_steps.RUNNING]
     return LaunchList(list(launches.values()), others, complaint)
 
 

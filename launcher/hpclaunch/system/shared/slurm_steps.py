@@ -44,6 +44,7 @@ class SlurmJob(NamedTuple):
     """A job as squeue shows it. The components of a heterogeneous job are one job."""
 
     id: str
+    name: str  # as squeue shows it: 71_3 for an element of an array
     state: str
     parts: tuple[Part, ...]
 
@@ -70,9 +71,9 @@ def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
         if len(words) < 4:
             continue
         number, nodes, state, shown = words[:4]
-        leader, _, component = shown.partition("+")  # 71+1, in a heterogeneous job
-        job_id = leader if component else number
-        job = jobs.get(job_id, SlurmJob(job_id, state, ()))
+        name, _, component = shown.partition("+")  # 71+1, in a heterogeneous job
+        job_id = name if component else number
+        job = jobs.get(job_id, SlurmJob(job_id, name, state, ()))
         jobs[job_id] = job._replace(parts=(*job.parts, Part(job_id, component, nodes)))
     return list(jobs.values()), known.complaint.rpartition("\n")[2]
 
