@@ -131,15 +131,19 @@ def kill(job: Job, rank: int) -> None:
 
 
 def workers(job: Job, rank: int) -> list[Process]:
-    """Return the processes whose standard output is the file of this rank."""
-    return [p for p in job.cluster.processes() if _writes_to(p.pid).endswith(f"/rank-{rank}.out")]
+    """Return the processes of this rank: those that write to its file, and, since a program writes
+    to a pipe, those that were started with this RANK.
+    """
+    return [p for p in job.cluster.processes() if _is_of(p.pid, rank)]
 
 
-def _writes_to(pid: int) -> str:
+def _is_of(pid: int, rank: int) -> bool:
+    process = Path(f"/proc/{pid}")
     try:
-        return os.readlink(f"/proc/{pid}/fd/1")
-    except FileNotFoundError:
-        return ""  # it has ended
+        to_file = os.readlink(process / "fd" / "1").endswith(f"/rank-{rank}.out")
+        return to_file or f"RANK={rank}".encode() in (process / "environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended
 
 
 def require_same_epoch(ended: JobResult, epoch: int) -> None:
