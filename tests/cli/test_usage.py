@@ -47,6 +47,11 @@ def cwd(tmp_path):
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
         (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
         (["."], ". is a directory, not a script"),
+        (["--requeue-on=preemption", "train.py"], "another run follows: add --requeue or --chain"),
+        (
+            ["--chain", "--notice=off", "--checkpoint-dir=.", "train.py"],
+            "--chain with --notice off: without asking Slurm when it ends the job",
+        ),
         (["--stage", "train.py"], "--stage needs --checkpoint-dir, to know where the script saves"),
         (
             ["--stage", "--checkpoint-dir", ".", "train.py"],

@@ -5,7 +5,8 @@
     srun hpclaunch doctor --measure
                                   measure their GPUs, and the links between them
 
-It changes nothing, except that it creates the secret file if there is none yet.
+It changes nothing, except that in a step of several tasks it creates the secret
+file if there is none yet.
 The exit code is 1 if a training would break (FAIL), or if a GPU or a link that
 was measured is slow; otherwise 0.
 """

@@ -69,9 +69,9 @@ def _add_workers(add: Add, own: Add, *, nproc: str | None) -> None:
         default=nproc,
         metavar="N",
         help="workers per task: a number; gpu: one for each GPU that this task may use; xpu: the "
-        "same for Intel GPUs; cpu: one for each CPU; auto: gpu if there is a GPU, otherwise cpu "
-        "(default: one for each GPU that this task may use, or 1 if there is none or if the step "
-        "has several tasks on this host; torchrun, and hpclaunch when called as torchrun: 1)",
+        "same for Intel GPUs; cpu: one for each CPU; auto: gpu if there is a GPU, otherwise cpu, "
+        "but 1 if the step has several tasks on this host (default: gpu if there is a GPU, and 1 "
+        "otherwise or with several tasks; torchrun, and hpclaunch when called as torchrun: 1)",
     )
     add("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
     add("--no-python", action="store_true", help="SCRIPT is a program that is not Python")

@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING
 from hpclaunch.core.placement import streams
 from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED, PLACEHOLDER
+from hpclaunch.core.protocol.model import (
+    END_SIGNALS,
+    FORWARDED,
+    PLACEHOLDER,
+    REQUEUED_ENDS,
+    EndKind,
+)
 from hpclaunch.core.protocol.timing import DEFAULTS
 
 if TYPE_CHECKING:
     from hpclaunch.agent.config import Config
 
+FROM_SLURM = {EndKind.TIME_LIMIT, EndKind.PREEMPTION}  # ends that only Slurm knows beforehand
 IN_BRACES = re.compile(r"(?<!\$)\{[\w -]*\}")  # without ${NAME}, which is for the script
 
 
@@ -38,8 +45,14 @@ def check(options: argparse.Namespace) -> None:
     _check_stage(options)
     if options.requeue and options.chain:
         raise UsageError("--requeue and --chain contradict each other: a chain is one of jobs")
-    if options.requeue_on and not another_run(options):
-        raise UsageError("--requeue-on says when to requeue a job: add --requeue")
+    asked, ends = another_run(options), options.requeue_on or REQUEUED_ENDS
+    if options.requeue_on and not asked:
+        raise UsageError("--requeue-on says when another run follows: add --requeue or --chain")
+    if asked and options.notice == 0.0 and not {*ends}.isdisjoint(FROM_SLURM):
+        raise UsageError(
+            f"{asked} with --notice off: without asking Slurm when it ends the job, and why, no "
+            "other run could follow a time limit or a preemption; omit --notice off"
+        )
     if options.resume_with is None:
         return
     if PLACEHOLDER not in options.resume_with and (other := IN_BRACES.search(options.resume_with)):

@@ -138,8 +138,8 @@ def _add_endings(add: Callable[..., object]) -> None:
         type=slurm_values.warning,
         metavar="NAME@SECONDS",
         help="USR1@120: 120 s before the time limit the workers get SIGUSR1 and keep running; "
-        "TERM@120: the job ends in order, or with --requeue gets notice of the limit. At the limit "
-        "it ends in any case, within --grace",
+        "TERM@120: the job ends in order; with --requeue, its notice comes at the usual time. At "
+        "the limit it ends in any case, within --grace",
     )
     add(
         "--requeue",
