@@ -552,6 +552,88 @@ def test_the_files_of_ranks_count_as_one_checkpoint(node, stager):
     assert names(node.storage) == ["ep0-ba1-rank0.pt", "ep0-ba1-rank1.pt"]
 
 
+def save_with_metrics(stage, step):
+    """Save a checkpoint, and a file and a link beside it in place of those of the step before."""
+    for name in (f"step-{step - 1}.pt", f"metrics/{step - 1}/all.json", f"link-{step - 1}"):
+        (stage / name).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        (stage / f"metrics/{step - 1}").rmdir()
+    (stage / f"metrics/{step}").mkdir(parents=True)
+    (stage / f"metrics/{step}/all.json").write_text(str(step))
+    (stage / f"link-{step}").symlink_to("log.txt")
+    (stage / "log.txt").write_text("a log")
+    write(stage / f"step-{step}.pt", step)
+
+
+def test_other_files_that_the_script_deletes_are_deleted_on_storage(node, stager):
+    (node.storage / "metrics").mkdir()
+    (node.storage / "metrics/of-another-run.json").write_text("0")
+    for step in (1, 2, 3):
+        save_with_metrics(node.stage, step)
+        for _ in range(2):
+            stager.work()
+        stager.flush(1)  # new directories wait for the end
+    expected = picture(node.stage)
+    assert names(node.storage) == sorted([*expected, "metrics/of-another-run.json"])
+    assert sorted(os.listdir(node.storage / "metrics")) == ["3", "of-another-run.json"]
+    assert len(Record(str(node.stage.parent)).others) == len(expected) - 1  # all but checkpoints
+
+
+def test_deleted_files_that_stay_on_storage(node, stager, monkeypatch):
+    """Somebody else has written one, and the other is newer than the last checkpoint."""
+    write(node.stage / "step-1.pt", 1)
+    for name in ("kept.json", "late.json", "busy.json"):
+        (node.stage / name).write_text("by the script")
+    stager.work()
+    assert len(names(node.storage)) == 4
+    (node.storage / "kept.json").write_text("by somebody else")
+    later = time.time_ns() + 60 * SECOND
+    os.utime(node.stage / "late.json", ns=(later, later))
+    write(node.stage / "step-2.pt", 2)
+    stager.work()
+    for name in ("kept.json", "late.json", "busy.json"):
+        (node.stage / name).unlink()
+    write(node.stage / "step-3.pt", 3)
+    with monkeypatch.context() as failing:
+        failing.setattr(other_files, "file_at", fail(errno.EIO))
+        stager.work()
+    assert "busy.json" in names(node.storage)  # until the next time
+    assert stager.flush(1).missing == ()
+    assert names(node.storage) == ["kept.json", "late.json", *(f"step-{i}.pt" for i in (1, 2, 3))]
+    assert (node.storage / "kept.json").read_text() == "by somebody else"
+
+
+def test_making_room_in_memory_deletes_no_part_of_a_checkpoint_on_storage(
+    node, stager, monkeypatch
+):
+    """A part of it was copied before the directory looked like a checkpoint."""
+    write(node.stage / "step-1.pt", 1)
+    (node.stage / "best").mkdir()
+    (node.stage / "best/config.json").write_text("{}")
+    date(node.stage / "best", 1000)
+    stager.work()
+    assert names(node.storage) == ["best/config.json", "step-1.pt"]
+    write(node.stage / "best/model.pt", 2)
+    (node.stage / "best/.complete").touch()
+    stager.work()
+    write(node.stage / "step-3.pt", 3)
+    limit(monkeypatch, 2 * SIZE)
+    stager.work()
+    write(node.stage / "step-4.pt", 4)
+    stager.work()
+    assert not (node.stage / "best").exists()
+    assert {"best/.complete", "best/config.json", "best/model.pt"} < set(names(node.storage))
+
+
+def test_files_that_somebody_has_deleted_on_storage_are_there_at_the_end(node, stager):
+    write(node.stage / "step-1.pt", 1)
+    (node.stage / "config.json").write_text("{}")
+    stager.work()
+    shutil.rmtree(node.storage)
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert picture(node.storage) == picture(node.stage)
+
+
 def test_a_staging_directory_that_somebody_has_deleted_deletes_nothing(node, stager):
     for step in (1, 2):
         write(node.stage / f"step-{step}.pt", step)

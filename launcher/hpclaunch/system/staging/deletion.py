@@ -82,6 +82,6 @@ class Deletion:
                     continue
                 # During a drain, the script may have saved under its name again.
                 if contents.is_unchanged(self._launch.root):
-                    self._record.add_others(set(contents.moved))  # a new one may replace it there
                     self._record.forget(contents.key)
+                    self._record.add_others(set(contents.moved))  # a new one may replace it there
                     self._memory.delete(contents)

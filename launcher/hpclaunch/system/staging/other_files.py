@@ -10,6 +10,7 @@ import contextlib
 import filecmp
 import os
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
@@ -19,7 +20,18 @@ from hpclaunch.system.checkpoints.formats.safetensors import SUFFIX
 from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 
-from .contents import HERE, NOTE, file_at, is_copied, is_draft, names_any, target_of, tree
+from .contents import (
+    HERE,
+    NOTE,
+    Contents,
+    file_at,
+    is_copied,
+    is_draft,
+    is_part,
+    names_any,
+    target_of,
+    tree,
+)
 from .copying import (
     Between,
     GivenUpError,
@@ -148,9 +160,54 @@ class OtherFiles:
         changed = {each.name for each in items if self._is_changed(each)}
         return [(name, cause(e)) for name, e in self._copy(items, found, between, absent, changed)]
 
+    def delete(self, newest: Contents) -> None:
+        """Delete on storage the files that the script has deleted, as far as they are older than
+        this checkpoint, which is there. What somebody else has written stays.
+        """
+        record, root = self._record, self._launch.root
+        if self._launch.has_several_nodes or not newest.is_unchanged(root):
+            return  # a node with the files, or all of the directory, may have been lost
+        parts = {name for names in record.moved.values() for name in names}
+        deleted = [
+            name
+            for name, version in record.others.items()
+            if version
+            and version[-1] < newest.time
+            and not os.path.lexists(os.path.join(root, name))
+            and not is_part(name, parts)
+        ]
+        if gone := [name for name in deleted if self._run(self._delete, name)]:
+            record.forget_others(gone)
+            self._copied.difference_update(gone)
+
+    def _delete(self, name: str) -> bool:
+        """Delete a file on storage, and directories that are empty then and that the script has
+        deleted. Return False if that is to be tried again.
+        """
+        _, size, time = self._record.others[name]
+        try:
+            there = file_at(self._storage, name)
+            if there.size == size and (there.is_link or there.time == time):
+                os.unlink(os.path.join(self._storage, name))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # not empty
+            for folder in map(str, Path(name).parents[:-1]):
+                if not os.path.lexists(os.path.join(self._launch.root, folder)):
+                    os.rmdir(os.path.join(self._storage, folder))
+        return True
+
     def _is_changed(self, each: StagedFile) -> bool:
-        """Return whether a copy with the size and the time of its original has other bytes."""
-        if each.name not in self._copied or not self._run(is_copied, each, self._storage):
+        """Return whether somebody has deleted a copy on storage, or a copy with the size and the
+        time of its original has other bytes.
+        """
+        if each.name not in self._copied:
+            return False
+        if not self._run(os.path.lexists, os.path.join(self._storage, each.name)):
+            return True
+        if not self._run(is_copied, each, self._storage):
             return False
         if not self._memory.is_here(each):
             return True  # comparing would take as long as copying

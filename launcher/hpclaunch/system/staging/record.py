@@ -12,7 +12,7 @@ from collections.abc import Iterable, Set
 
 from hpclaunch.core.staging.files import StagedFile
 
-from .contents import HERE, Contents
+from .contents import HERE, Contents, is_part
 from .stage_directory import RECORD
 
 
@@ -86,8 +86,16 @@ class Record:
             self._write()
 
     def forget(self, key: str) -> None:
-        if self.moved.pop(key, None):
+        """Forget a checkpoint, also those of its files that were copied before it was one."""
+        if moved := self.moved.pop(key, None):
+            self.others = {n: v for n, v in self.others.items() if not is_part(n, moved)}
             self._write()
+
+    def forget_others(self, names: Iterable[str]) -> None:
+        """Forget files that are no longer on storage."""
+        for name in names:
+            del self.others[name]
+        self._write()
 
     def _write(self) -> None:
         new = f"{self._path}.new"
