@@ -76,6 +76,7 @@ CKPT = "/scratch/u/ckpt/step-600.pt"
 SAVED = {"checkpoint": CKPT, "rule": "torch.save, step 600, by its name"}
 STAGE = "/dev/shm/hpclaunch-stage-1001/5f3a9c1e/ckpt"
 NO_ROOM = Room(1 << 29, 8 << 30, "the memory of this node").lack_of_any()
+READ_ONLY = "/home/you/ckpt is read-only, or this user may not write to it"
 CUT_SHORT = (f"step-800.pt: {CUT}",)
 CHANGED = ("step-600.pt in the memory of n2: its bytes have changed",)
 (HOT,) = judge(GpuReading("GPU 0", slow=(Slowdown.THERMAL,), temperature=91))
@@ -95,6 +96,7 @@ def _no_message() -> str:
 REASONS = {
     " in the memory of ": "system/staging/gathering.py",
     "its bytes have changed": "system/staging/node.py",
+    " is read-only, or this user may not write to it": "system/staging/restoring.py",
     "starts threads": "worker/site/_hpclaunch_template.py",
     " stands in for the ": "worker/site/_hpclaunch_template.py",
     ", but nothing in a known format; for directories in ": "agent/resuming.py",
@@ -282,6 +284,7 @@ EXAMPLES: tuple[Fact, ...] = (
     node_facts.StageBegan("n1", "ckpt", STAGE, (), "", 0, 0.0),
     node_facts.StageFetched("n1", 1 << 30, 0.9),
     node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=False),
+    node_facts.StageRefused("n1", "ckpt", READ_ONLY, later=False),
     node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=True),
     node_facts.StoringFailed("n1", CKPT, "No space left on device"),
     node_facts.StageAwaited("n1", "ckpt", CKPT, 3 << 29, 3 << 30, 5.0),

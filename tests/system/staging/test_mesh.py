@@ -336,6 +336,19 @@ def test_peers_that_stay_keep_their_connections(leader, follower, start):
     assert not leader.peers
 
 
+def test_sources_that_were_lost_keep_no_connections(leader, follower, start, tmp_path):
+    """A node that is lost again and again comes back with another stager each time."""
+    for step in range(3):
+        write(tmp_path / f"source-{step}", f"step-{step}.pt", b"x")
+        source = start(f"source-{step}")
+        fetching, lending = lead(leader, follower.port, source.port)
+        entries = lending.ask(Look()).result(LONG).entries
+        fetching.ask(Fetch(tuple(Transfer(1, each, 2) for each in entries))).result(LONG)
+        (stranger,) = follower._strangers.values()
+        assert stranger.place[1] == source.port
+    assert len(picture(tmp_path / "follower" / "ckpt")) == 3
+
+
 # Nodes that are lost
 
 

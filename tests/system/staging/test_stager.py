@@ -904,6 +904,22 @@ def test_a_disk_without_hard_links_is_refused(node, stager, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_storage_to_which_the_user_may_not_write_is_refused(user, is_there):
+    """The first checkpoint would be there only at the end, if at all."""
+    node = Node(user)
+    stager = node.stager()
+    if not is_there:
+        node.storage.rmdir()
+    place = node.storage if is_there else node.storage.parent
+    place.chmod(0o555)
+    refused = stager.restore(messages.Restore(1))
+    place.chmod(0o755)
+    why = f"{place} is read-only, or this user may not write to it"
+    assert refused == messages.Refused(1, why)
+    node.close(stager)
+
+
 def test_a_checkpoint_that_cannot_be_read_is_no_deleted_one(node, stager, monkeypatch):
     write(node.stage / "step-1.pt", 1)
 

@@ -64,8 +64,8 @@ class Mesh:
         self.context = zmq.Context(IO_THREADS)
         self.context.max_sockets = SOCKETS
         self._node, self._index = node, -1
-        self._lock = threading.Lock()  # of the term
-        self._strangers: dict[Address, RemoteNode] = {}  # sources that a leader has named
+        self._lock = threading.Lock()  # of the term and the strangers
+        self._strangers: dict[int, RemoteNode] = {}  # sources that a leader has named, by index
         self._jobs: dict[bytes, _Job] = {}  # by the routing ids of connections
         self._replies: deque[tuple[bytes, bytes]] = deque()
         self._answers: deque[list[Data]] = deque()  # pieces, each after the one who has asked
@@ -104,10 +104,11 @@ class Mesh:
         self.led_term, self._index = term, index
         before, self.peers = self.peers, {}
         for peer in peers:
-            place, known = (peer.address, peer.port), before.pop(peer.index, None)
-            if known is None or known.place != place:
-                known = RemoteNode(self, place, peer.index, peer.leader)
-            self.peers[peer.index] = known
+            place, known = (peer.address, peer.port), before.get(peer.index)
+            if known is not None and known.place == place:
+                self.peers[peer.index] = before.pop(peer.index)
+            else:
+                self.peers[peer.index] = RemoteNode(self, place, peer.index, peer.leader)
         for known in before.values():
             known.close()
 
@@ -216,12 +217,18 @@ class Mesh:
         what = request.what
         assert not isinstance(what, AskPieces | Hurry | Cancel), "they are no jobs"
         self._obey(request.term)
-        others = {index: self._stranger(place) for index, place in request.places.items()}
+        others = {index: self._stranger(index, place) for index, place in request.places.items()}
         found = perform(what, node, {**others, request.index: node}, job.between)
         return Reply(is_last=True, inventory=found)
 
-    def _stranger(self, place: Address) -> RemoteNode:
-        return self._strangers.setdefault(place, RemoteNode(self, place))
+    def _stranger(self, index: int, place: Address) -> RemoteNode:
+        with self._lock:
+            known = self._strangers.get(index)
+            if known is None or known.place != place:
+                if known is not None:
+                    known.close()  # that stager was lost
+                self._strangers[index] = known = RemoteNode(self, place)
+            return known
 
     def _obey(self, term: int) -> None:
         """Cancel requests of leaders with lower terms, and refuse them from now on. Raises

@@ -62,6 +62,16 @@ def _lack_of_links(launch: Launch) -> str:
     return ""
 
 
+def _lack_of_permission(storage: str) -> str:
+    """Return why nothing can be saved on storage, however long the job runs; "" if it can be."""
+    path = storage
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+        return ""
+    return f"{path} is read-only, or this user may not write to it"
+
+
 class _Restoring:
     """One request. `restored` is the checkpoint that was copied, with its trackers, and `beside`
     the files beside it, as they are in the staging directory.
@@ -81,6 +91,8 @@ class _Restoring:
         """
         began = time.monotonic()
         skipped: list[str] = []
+        if self._is_first and (why := _lack_of_permission(self._storage)):
+            return Refused(request.id, why)
         try:
             for found in self._there.examine(self._rounds):
                 candidate = found.candidate
