@@ -25,6 +25,7 @@ ELF = shutil.which("env")  # in no language that has a source
 def cwd(tmp_path):
     script(tmp_path, "print('ran')")
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
     script(tmp_path, "#!/bin/sh\necho ran\n", "tool").chmod(0o755)
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     script(tmp_path, "#!/usr/bin/env python3\n", "venv/bin/torchrun")
@@ -83,6 +84,7 @@ def cwd(tmp_path):
         (["--no-such-option", "train.py"], "no option --no-such-option"),
         (["--log-dir", "file/logs", "train.py"], "cannot write to the log directory file/logs"),
         (["--checkpoint-dir", "file", "train.py"], "--checkpoint-dir file is not a directory"),
+        (["--checkpoint-dir", "link", "train.py"], "--checkpoint-dir link is not a directory"),
         (["--resume-with"], "--resume-with: expected one argument"),
         (["bash"], "for the program bash, add --no-python"),
         (["python"], "no script after python"),

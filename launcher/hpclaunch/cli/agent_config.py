@@ -260,7 +260,7 @@ def _examine(
 
 def _check_checkpoint_dir(directory: Path | None) -> None:
     """Raise UsageError if the directory exists but cannot be read."""
-    if directory is None or not os.path.exists(directory):
+    if directory is None or not os.path.lexists(directory):
         return
     if not os.path.isdir(directory):
         raise UsageError(f"--checkpoint-dir {directory} is not a directory")
