@@ -1643,3 +1643,21 @@ def test_what_is_restored_meanwhile_is_not_deleted_on_storage(nodes, monkeypatch
     (restored,) = nodes.sent(messages.Restored)
     assert restored.path == str(nodes.storage / "step-1.pt")
     assert (nodes.storage / "step-1.pt").exists()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_checkpoint_that_a_tracker_has_named_is_deleted_everywhere(nodes, is_link):
+    """The tracker names the next one by then: `latest`, or a link such as `last.pt`."""
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    for step in (1, 2, 3):
+        write(nodes.stages[1] / f"step-{step}.pt", step)
+        latest = nodes.stages[1] / "latest"
+        latest.unlink(missing_ok=True)
+        if is_link:
+            latest.symlink_to(f"step-{step}.pt")
+        else:
+            latest.write_text(f"step-{step}.pt")
+        (nodes.stages[1] / f"step-{step - 1}.pt").unlink(missing_ok=True)
+        nodes.work(stager)
+    assert sorted(picture(nodes.storage)) == ["latest", "step-3.pt"]

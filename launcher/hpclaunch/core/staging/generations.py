@@ -28,6 +28,14 @@ class Manifest:
         return [f for f in self.files if f.name in self.essential]
 
     @property
+    def own(self) -> frozenset[str]:
+        """The names of the files that belong to the checkpoint itself, without the trackers and
+        links beside it: those stay, for the next one, when the script deletes it.
+        """
+        inside = tuple(f"{path}/" for path in self.moved)
+        return self.essential | {f.name for f in self.files if f.name.startswith(inside)}
+
+    @property
     def decisive_file(self) -> StagedFile:
         return next(f for f in self.files if f.name == self.decisive)
 

@@ -205,7 +205,10 @@ class Replication:
         others = {(f.name, f.identity) for m in staying for f in m.files}
         effects: list[Effect] = []
         for name, manifest in list(self._deleted.items()):
-            files = [f for f in manifest.files if (f.name, f.identity) not in others]
+            own = manifest.own
+            files = [
+                f for f in manifest.files if f.name in own and (f.name, f.identity) not in others
+            ]
             left = {h.node: tuple(f for f in files if h.has(f)) for h in holdings}
             effects.append(Delete(manifest, {node: some for node, some in left.items() if some}))
             if not any(left.values()):
@@ -226,7 +229,8 @@ class Replication:
         return {
             generation: manifest
             for generation, (manifest, names) in last.checkpoints.items()
-            if manifest.decisive in names - dropped and not names & holding.files.keys()
+            if manifest.decisive in names - dropped
+            and not names & manifest.own & holding.files.keys()
         }
 
     def _seen(self, holding: Holding, found: Sequence[Manifest]) -> LastLook:
