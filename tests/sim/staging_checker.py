@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sim_checker import BrokenLawError
 from staging_leader import complete
-from staging_nodes import Data, Node
+from staging_nodes import TRACKER, Data, Node
 
 from hpclaunch.core.staging.generations import Manifest
 
@@ -183,5 +183,7 @@ class Checker:
         }
         for node in cluster.members:
             for name, data in node.files.items():
+                if name == TRACKER:  # the script does not delete it
+                    continue
                 if data.token in known and self._deleted_at[data.token] < cluster.world.now - 10.0:
                     self.fail(f"the script has deleted {name}, and node {node.index} has it")

@@ -13,7 +13,7 @@ from random import Random
 
 from staging_checker import Checker
 from staging_leader import Leader, complete
-from staging_nodes import Activity, Data, Node, World
+from staging_nodes import TRACKER, Activity, Data, Node, World
 
 from hpclaunch.core.staging.generations import Manifest
 
@@ -33,6 +33,7 @@ class Script:
     has_config: bool  # a file that is part of each save, and is written once
     rotates_everywhere: bool  # one rank on each node deletes old checkpoints, not only the first
     keeps: int  # how many checkpoints; 0: all
+    has_tracker: bool  # a file beside the checkpoints that names the newest
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def draw(seed: int) -> Plan:
         has_config=is_in_place and rng.random() < 0.5,
         rotates_everywhere=rng.random() < 0.3,
         keeps=rng.choice((0, 1, 1, 2, 3)),
+        has_tracker=seed % 2 == 1,
     )
     return Plan(
         seed,
@@ -247,6 +249,8 @@ class Cluster:
             return False
         self.world.say(f"saved {key} by {[n.index for n in ranks]}: save {token}")
         self.checker.saved(token, self._step, first.files[decisive])
+        if script.has_tracker:
+            first.files[TRACKER] = Data(1000, self.world.clock(), token)
         if script.keeps and not script.is_in_place:
             yield self.rng.uniform(0.0, 0.2)
             for node in ranks if script.rotates_everywhere else ranks[:1]:
@@ -255,7 +259,8 @@ class Cluster:
 
     def _rotate(self, node: Node, number: int) -> Activity:
         """Delete the oldest checkpoints that this node sees."""
-        steps = sorted({int(n.split("/")[0].split("-")[1]) for n in node.files})
+        names = node.files.keys() - {TRACKER}
+        steps = sorted({int(n.split("/")[0].split("-")[1]) for n in names})
         for step in steps[: -self.plan.script.keeps]:
             for name in [n for n in node.files if n.split("/")[0] == f"step-{step}"]:
                 if not node.is_alive or node.round != number:

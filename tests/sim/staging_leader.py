@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from staging_nodes import Activity, Answer, Copies, Data, LostError, Node, call, read
+from staging_nodes import TRACKER, Activity, Answer, Copies, Data, LostError, Node, call, read
 
 from hpclaunch.core.staging import choice, copies, replication
 from hpclaunch.core.staging.files import StagedFile
@@ -44,8 +44,11 @@ def _checkpoints(shown: dict[str, tuple[Data, int]]) -> list[tuple[Manifest, boo
             is_complete = len(parts) == len(names) and all(
                 data.is_whole and data.time <= decisive.time for _, data, _ in parts
             )
+            essential = frozenset(n for n, *_ in parts)
+            if TRACKER in shown and shown[TRACKER][0].token == decisive.token:
+                parts.insert(0, (TRACKER, *shown[TRACKER]))
             files = [StagedFile(n, d.size, d.time, owner=node) for n, d, node in parts]
-            made = manifest(key, files, name, frozenset(n for n, *_ in parts), (key,))
+            made = manifest(key, files, name, essential, (key,))
             found.append((made, is_complete))
     return sorted(found, key=lambda each: each[0].time, reverse=True)
 

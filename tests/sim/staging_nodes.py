@@ -23,6 +23,7 @@ from hpclaunch.core.staging.generations import (
 )
 
 SIZE = 1000
+TRACKER = "latest"  # the name of a file whose token is that of the save that it names
 LATE = 4.0  # seconds; the longest delay of a message
 LOSS = 4.0  # seconds of silence after which a node counts as lost
 SILENCE = 6.0  # seconds until an order counts as lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdings import a_save, have, keep, nodes
 
 from hpclaunch.core.protocol.values import replace
+from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import LastRestore
 from hpclaunch.core.staging.replication import (
     Delete,
@@ -103,6 +104,17 @@ def test_what_the_script_deletes_is_deleted_everywhere() -> None:
     done = [replace(h, files={}) for h in holdings]
     assert [e for e in core.handle(Survey([], done)) if isinstance(e, Delete)] == [Delete(save, {})]
     assert core.handle(Survey([], done)) == []
+
+
+def test_what_a_tracker_still_names_is_deleted_once() -> None:
+    """The script has not yet written the tracker again."""
+    save = a_save(100, 0)
+    named = replace(save, files=(*save.files, StagedFile("latest", 6, 102)))
+    holdings = nodes(named)
+    left = [replace(h, files={"latest": (6, 102)} if not h.node else {}) for h in holdings]
+    core, effects = surveyed(Survey([named], holdings), Survey([], left))
+    assert effects == [Delete(named, {})]
+    assert core.handle(Survey([], left)) == []
 
 
 def test_what_only_one_look_has_shown_may_be_deleted() -> None:

@@ -81,7 +81,7 @@ Effect: TypeAlias = Keep | Drop | DropFetched | Delete
 
 @value()
 class LastLook:
-    """The files of complete checkpoints that one node had at the last look."""
+    """The own files of complete checkpoints that one node had at the last look."""
 
     restore: LastRestore
     checkpoints: dict[str, tuple[Manifest, frozenset[str]]] = field(default_factory=dict)
@@ -229,8 +229,7 @@ class Replication:
         return {
             generation: manifest
             for generation, (manifest, names) in last.checkpoints.items()
-            if manifest.decisive in names - dropped
-            and not names & manifest.own & holding.files.keys()
+            if manifest.decisive in names - dropped and not names & holding.files.keys()
         }
 
     def _seen(self, holding: Holding, found: Sequence[Manifest]) -> LastLook:
@@ -241,7 +240,8 @@ class Replication:
         last = self._last.get(holding.node, LastLook(holding.restore))
         seen = {}
         for manifest in (*(m for m, _ in last.checkpoints.values()), *found):
-            if names := frozenset(f.name for f in manifest.files if holding.has(f)):
+            held = frozenset(f.name for f in manifest.files if holding.has(f))
+            if names := held & manifest.own:
                 seen[manifest.generation] = manifest, names
         if last.restore == holding.restore:  # else files may have been removed by the restore
             seen |= {g: c for g, c in last.checkpoints.items() if g in seen}
