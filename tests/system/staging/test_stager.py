@@ -973,10 +973,10 @@ def user():
         is_root = not os.geteuid()
         if is_root:
             os.chown(scratch, NOBODY, -1)
-            os.seteuid(NOBODY)
+            os.setresuid(NOBODY, NOBODY, 0)
         yield Path(scratch)
         if is_root:
-            os.seteuid(0)
+            os.setresuid(0, 0, 0)
 
 
 def read_only(directory):

@@ -67,7 +67,7 @@ def _lack_of_permission(storage: str) -> str:
     path = storage
     while not os.path.lexists(path):
         path = os.path.dirname(path)
-    if os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+    if os.access(path, os.W_OK | os.X_OK):
         return ""
     return f"{path} is read-only, or this user may not write to it"
 
