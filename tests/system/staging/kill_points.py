@@ -9,6 +9,7 @@ then has to be whole. The next stager has to finish the work and to leave nothin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -58,6 +59,8 @@ def close(stager: Stager) -> None:
     stager.requests.wake = lambda: None  # type: ignore[method-assign]
     os.close(stager.requests._waking)
     os.close(stager._lock)
+    with contextlib.suppress(OSError):
+        os.close(stager.others._opened)
 
 
 class Node:

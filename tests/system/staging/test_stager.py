@@ -565,42 +565,89 @@ def save_with_metrics(stage, step):
     write(stage / f"step-{step}.pt", step)
 
 
-def test_other_files_that_the_script_deletes_are_deleted_on_storage(node, stager):
+def test_other_files_that_the_script_deletes_are_deleted_on_storage_at_the_end(node, stager):
     (node.storage / "metrics").mkdir()
     (node.storage / "metrics/of-another-run.json").write_text("0")
     for step in (1, 2, 3):
         save_with_metrics(node.stage, step)
         for _ in range(2):
             stager.work()
-        stager.flush(1)  # new directories wait for the end
+    assert "link-1" in names(node.storage)
+    stager.flush(1)
     expected = picture(node.stage)
     assert names(node.storage) == sorted([*expected, "metrics/of-another-run.json"])
     assert sorted(os.listdir(node.storage / "metrics")) == ["3", "of-another-run.json"]
     assert len(Record(str(node.stage.parent)).others) == len(expected) - 1  # all but checkpoints
 
 
-def test_deleted_files_that_stay_on_storage(node, stager, monkeypatch):
-    """Somebody else has written one, and the other is newer than the last checkpoint."""
-    write(node.stage / "step-1.pt", 1)
-    for name in ("kept.json", "late.json", "busy.json"):
+def test_files_by_somebody_else_stay_on_storage(node, monkeypatch):
+    """Also files by earlier launches that the script deletes, and those that cannot be deleted."""
+    write(node.storage / "step-1.pt", 1)
+    (node.storage / "earlier.json").write_text("by an earlier launch")
+    stager = node.stager()
+    stager.restore(messages.Restore(1))
+    for name in ("kept.json", "gone.json", "busy.json"):
         (node.stage / name).write_text("by the script")
-    stager.work()
-    assert len(names(node.storage)) == 4
+    stager.flush(1)
+    assert names(node.storage) == names(node.stage)
     (node.storage / "kept.json").write_text("by somebody else")
-    later = time.time_ns() + 60 * SECOND
-    os.utime(node.stage / "late.json", ns=(later, later))
+    (node.storage / "gone.json").unlink()
+    for name in ("kept.json", "gone.json", "busy.json", "earlier.json"):
+        (node.stage / name).unlink()
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "unlink", fail(errno.EIO))
+        stager.flush(2)
+    assert names(node.storage) == ["busy.json", "earlier.json", "kept.json", "step-1.pt"]
+    stager.flush(3)
+    assert names(node.storage) == ["earlier.json", "kept.json", "step-1.pt"]
+    assert (node.storage / "kept.json").read_text() == "by somebody else"
+    node.close(stager)
+
+
+def rename(stage):
+    (stage / "scores.json").rename(stage / "scores.json.tmp")
+
+
+def merge(stage):
+    """Put the file into a checkpoint whose save is cut short."""
+    (stage / "scores.json").unlink()
+    write(stage / "all.pt", 9)
+    os.truncate(stage / "all.pt", SIZE // 2)
+
+
+def replace_all(stage):
+    """Make another staging directory, as a script does after the end of a login session."""
+    stage.rename(stage.parent / "old")
+    stage.mkdir()
+
+
+@pytest.mark.parametrize("change", [rename, merge, replace_all])
+def test_nothing_is_deleted_on_storage_that_may_be_in_memory_only(node, stager, change):
+    (node.stage / "scores.json").write_text("[]" * 4096)
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    change(node.stage)
+    write(node.stage / "step-2.pt", 2)
+    for _ in range(2):
+        stager.work()
+    stager.flush(1)
+    assert "step-2.pt" in names(node.storage)
+    assert (node.storage / "scores.json").read_text() == "[]" * 4096
+
+
+def test_a_file_that_is_being_replaced_stays_on_storage(node, stager):
+    """The script deletes a file before it writes the new one."""
+    write(node.stage / "step-1.pt", 1)
+    (node.stage / "latest").symlink_to("step-1.pt")
+    stager.work()
+    (node.stage / "latest").unlink()
     write(node.stage / "step-2.pt", 2)
     stager.work()
-    for name in ("kept.json", "late.json", "busy.json"):
-        (node.stage / name).unlink()
-    write(node.stage / "step-3.pt", 3)
-    with monkeypatch.context() as failing:
-        failing.setattr(other_files, "file_at", fail(errno.EIO))
-        stager.work()
-    assert "busy.json" in names(node.storage)  # until the next time
-    assert stager.flush(1).missing == ()
-    assert names(node.storage) == ["kept.json", "late.json", *(f"step-{i}.pt" for i in (1, 2, 3))]
-    assert (node.storage / "kept.json").read_text() == "by somebody else"
+    assert os.readlink(node.storage / "latest") == "step-1.pt"
+    (node.stage / "latest").symlink_to("step-2.pt")
+    stager.work()
+    stager.flush(1)
+    assert os.readlink(node.storage / "latest") == "step-2.pt"
 
 
 def test_making_room_in_memory_deletes_no_part_of_a_checkpoint_on_storage(

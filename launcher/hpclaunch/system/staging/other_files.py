@@ -23,7 +23,6 @@ from hpclaunch.system.checkpoints.formats.torch_save import is_archive
 from .contents import (
     HERE,
     NOTE,
-    Contents,
     file_at,
     is_copied,
     is_draft,
@@ -56,6 +55,9 @@ class OtherFiles:
         self._memory = memory
         self._launch, self._storage, self._record = launch, launch.storage, launch.record
         self._copied: set[str] = set()  # by this stager
+        self._opened = -1  # the staging directory: while it is open, no other gets its inode
+        with contextlib.suppress(OSError):  # somebody has deleted it
+            self._opened = os.open(launch.stage, os.O_PATH | os.O_CLOEXEC)
         self._run = launch.storage_thread.run
 
     def restore(self, meanwhile: Between) -> None:
@@ -160,29 +162,53 @@ class OtherFiles:
         changed = {each.name for each in items if self._is_changed(each)}
         return [(name, cause(e)) for name, e in self._copy(items, found, between, absent, changed)]
 
-    def delete(self, newest: Contents) -> None:
-        """Delete on storage the files that the script has deleted, as far as they are older than
-        this checkpoint, which is there. What somebody else has written stays.
+    def delete(self) -> None:
+        """Delete on storage what this stager has copied there and the script has deleted, but not
+        what somebody else has written. Call this after `flush`.
+
+        Do nothing unless storage has all that is in memory: what the script has deleted may be in
+        another file now, which it has renamed or written.
         """
-        record, root = self._record, self._launch.root
-        if self._launch.has_several_nodes or not newest.is_unchanged(root):
-            return  # a node with the files, or all of the directory, may have been lost
-        parts = {name for names in record.moved.values() for name in names}
+        launch, others = self._launch, self._record.others
+        if launch.has_several_nodes:
+            return  # a node with the files may have been lost
+        parts = {name for names in self._record.moved.values() for name in names}
         deleted = [
             name
-            for name, version in record.others.items()
-            if version
-            and version[-1] < newest.time
-            and not os.path.lexists(os.path.join(root, name))
+            for name in self._copied
+            if others.get(name)
+            and not os.path.lexists(os.path.join(launch.root, name))
             and not is_part(name, parts)
         ]
-        if gone := [name for name in deleted if self._run(self._delete, name)]:
-            record.forget_others(gone)
-            self._copied.difference_update(gone)
+        if not deleted or not self._run(self._has_all):
+            return
+        gone = [name for name in deleted if self._run(self._delete, name)]
+        self._record.forget_others(gone)
+        self._copied.difference_update(gone)
+
+    def _has_all(self) -> bool:
+        """Return whether storage has all files that are in memory, also those with names of
+        unfinished ones. It has not if the script, or the end of a login session (RemoveIPC), has
+        removed or renamed the staging directory, even if there is a new one.
+        """
+        root = self._launch.root
+        with contextlib.suppress(OSError):
+            return (
+                os.path.samestat(os.fstat(self._opened), os.stat(root))
+                and not any(map(is_draft, os.listdir(root)))
+                and all(each.is_folder or self._has(each) for each in tree(root, HERE))
+            )
+        return False
+
+    def _has(self, each: StagedFile) -> bool:
+        there = file_at(self._storage, each.name)
+        if each.is_link:
+            return there.is_link and there.target == each.target
+        return there.is_file and there.identity == each.identity
 
     def _delete(self, name: str) -> bool:
         """Delete a file on storage, and directories that are empty then and that the script has
-        deleted. Return False if that is to be tried again.
+        deleted. Return False if that fails.
         """
         _, size, time = self._record.others[name]
         try:

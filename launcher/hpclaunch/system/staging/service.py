@@ -165,7 +165,6 @@ class Stager:
                     with contextlib.suppress(OSError, GivenUpError):  # the flush reports it
                         between = draining.between(None)
                         self._report(self.others.drain(found, between, draining.absent(found)))
-                        self.others.delete(contents)
                 break
         self._rotate()
         self.deletion.make_room(complete, draining.is_on_storage)
@@ -235,8 +234,7 @@ class Stager:
                     first = first or why
                     newest = path if contents is complete[0] else newest
             failed = self.others.flush(found, draining.between(None), draining.absent(found))
-        if complete and draining.is_on_storage(complete[0]):
-            self.others.delete(complete[0])
+        self.others.delete()
         self._rotate()
         self.memory.share()
         missing += (on_storage(name) for name, _ in failed)
