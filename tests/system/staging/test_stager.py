@@ -681,6 +681,25 @@ def test_files_that_somebody_has_deleted_on_storage_are_there_at_the_end(node, s
     assert picture(node.storage) == picture(node.stage)
 
 
+def test_a_renamed_checkpoint_stays_on_storage_under_either_name(node, stager, monkeypatch):
+    """The script renames it while the next one is copied."""
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    write(node.stage / "step-2.pt", 2)
+    drain = stager.draining.drain
+
+    def renaming(*args):
+        (node.stage / "step-1.pt").rename(node.stage / "best.pt")
+        return drain(*args)
+
+    with monkeypatch.context() as renamed:
+        renamed.setattr(stager.draining, "drain", renaming)
+        stager.work()
+    assert names(node.storage) == ["step-1.pt", "step-2.pt"]
+    stager.work()
+    assert names(node.storage) == ["best.pt", "step-2.pt"]
+
+
 def test_a_staging_directory_that_somebody_has_deleted_deletes_nothing(node, stager):
     for step in (1, 2):
         write(node.stage / f"step-{step}.pt", step)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
@@ -25,10 +25,14 @@ class Deletion:
         self._kept: set[str] = set()  # deleted by the script, but still needed on storage
         self._drains = 0  # as of the last look at storage
 
-    def rotate(self, rounds: RoundTimes, drains: int) -> Iterator[str]:
+    def rotate(
+        self, rounds: RoundTimes, drains: int, waiting: Callable[[], Set[int]]
+    ) -> Iterator[str]:
         """Delete on storage what the script has deleted, if storage has a later checkpoint of this
         launch that is complete. Yield the keys of what is deleted. `drains` is the number of
-        drains so far: nothing is done until that or the deleted ones change.
+        drains so far: nothing is done until that or the deleted ones change. `waiting` returns the
+        times of the checkpoints in memory that are not on storage yet: one of them may be a deleted
+        one that was renamed.
         """
         if not os.path.isdir(self._launch.root):  # somebody has deleted all of it
             return
@@ -48,8 +52,9 @@ class Deletion:
             staying = moved.keys() - deleted
             times = (f.candidate.time for key, f in found if key in staying and f.lacks is None)
             latest = max(times, default=0)  # not by step: steps may begin again at 0
+            renamed = waiting() if deleted else set()
             for key, each in found:
-                is_older = each.candidate.time < latest
+                is_older = each.candidate.time < latest and each.candidate.time not in renamed
                 # A restore meanwhile may have brought it back.
                 if key in deleted and is_older and self._has_vanished(key):
                     run(self._remove, moved[key])

@@ -179,7 +179,13 @@ class Stager:
 
     def _rotate(self) -> None:
         """Delete on storage what the script has deleted, if it is not needed any more."""
-        self.draining.forget(self.deletion.rotate(self.requests.rounds, self.draining.number))
+        drains, rounds = self.draining.number, self.requests.rounds
+        self.draining.forget(self.deletion.rotate(rounds, drains, self._waiting))
+
+    def _waiting(self) -> set[int]:
+        """Return the times of the complete checkpoints in memory that are not on storage yet."""
+        complete = self.looking.candidates(self.looking.found())
+        return {each.time for each in complete if not self.draining.is_on_storage(each)}
 
     # The end
 
