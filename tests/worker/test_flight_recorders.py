@@ -76,6 +76,14 @@ print(json.dumps([sample, for_a_sample, asked]))
 """
 
 
+def needs_torch(*least):
+    return pytest.mark.skipif(
+        tuple(map(int, version("torch").split(".")[:2])) < least,
+        reason="this torch records other backends not at all, or in the same recorder",
+    )
+
+
+@needs_torch(2, 8)
 def test_the_recorder_of_collectives_on_gpus_is_asked_only_for_a_hang(forks):
     """Instead of its collectives, a sample has the time at which each step began."""
     sample, for_a_sample, for_a_hang = run(forks, ASKS)
@@ -87,12 +95,12 @@ def test_the_recorder_of_collectives_on_gpus_is_asked_only_for_a_hang(forks):
     assert ["_dump_nccl_trace_json", ""] in for_a_hang
 
 
+@needs_torch(2, 8)
 def test_a_collective_over_gloo(forks):
     assert names(forks, "gloo", "gloo") == ["gloo:all_reduce"]
 
 
+@needs_torch(2, 15)
 def test_each_backend_has_a_recorder_of_its_own(forks):
-    """From torch 2.15 on; "nccl" has one, too."""
-    if tuple(map(int, version("torch").split(".")[:2])) < (2, 15):
-        pytest.skip("this torch records other backends not at all, or in the same recorder")
+    """So has "nccl"."""
     assert names(forks, "gloo", "own", "gloo") == ["own:all_reduce", "gloo:all_reduce"]
