@@ -42,6 +42,17 @@ def test_it_is_private_and_has_the_name_of_the_directory_on_storage(base):
     assert os.listdir(base) == []
 
 
+def test_nothing_is_left_of_one_for_which_there_is_no_room(base, monkeypatch):
+    def write(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", write)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            StageDirectory(base, "/scratch/u/checkpoints")
+    assert os.listdir(base) == []
+
+
 @pytest.mark.parametrize("name", ["", *sorted(BESIDE)])
 def test_its_name_is_that_of_no_file_of_the_stager(base, name):
     made = StageDirectory(base, f"/{name}")

@@ -44,9 +44,13 @@ class StageDirectory:
                 continue
         self._agent = _open(self._own, AGENT)
         fcntl.flock(self._agent, fcntl.LOCK_EX)
-        os.write(self._agent, os.fsencode(os.path.abspath(storage)))
         self.path = os.path.join(self._own, _name(storage))
-        os.mkdir(self.path)
+        try:
+            os.write(self._agent, os.fsencode(os.path.abspath(storage)))
+            os.mkdir(self.path)
+        except OSError:  # a full file system still has room for empty files
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Remove the directory and all that is in it. First close the client of the stager."""
