@@ -93,6 +93,29 @@ def test_only_the_element_with_the_id_of_the_array_is_requeued_by_its_index():
     assert requeue.name_of("72", {}) == "72"
 
 
+@pytest.mark.parametrize(
+    ("states", "is_refused"),
+    [
+        (["CANCELLED", "CANCELLED"], False),  # scancel 70
+        (["PENDING", "RUNNING"], True),
+        ([], True),  # Slurm does not answer
+    ],
+)
+def test_elements_that_slurm_does_not_cancel(tmp_path, monkeypatch, states, is_refused):
+    element = "JobId=70 ArrayJobId=70 ArrayTaskId=2-6%1 JobName=job UserId=me(1) JobState={}\n"
+    (tmp_path / "elements").write_text("".join(map(element.format, states)))
+    for name, text in (
+        ("scancel", "echo Invalid job id specified >&2; exit 1"),
+        ("scontrol", f"cat {tmp_path}/elements"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    refused = pytest.raises(requeue.RefusedError, match="Invalid job id specified")
+    with refused if is_refused else contextlib.nullcontext():
+        requeue.cancel_rest("70")
+
+
 def test_launches_of_one_step_differ_by_their_ids():
     """The names are parts of paths, and end with the number of the run."""
     again = {**STEP, "SLURM_RESTART_COUNT": "1"}

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 
 from ..shared import slurm_steps
-from ..shared.scontrol import shown
+from ..shared.scontrol import fields_of, said, shown
 
 LIMIT = 30.0  # seconds; a controller that is busy takes its time
 
@@ -60,8 +60,16 @@ def release_others(environ: Mapping[str, str]) -> None:
 
 
 def cancel_rest(array: str) -> None:
-    """Cancel the elements of an array that are still pending. Raises RefusedError."""
-    _run("scancel", "--state=PENDING", array)
+    """Cancel the elements of an array that are still pending. Raises RefusedError.
+
+    After an `scancel` of the whole array, Slurm refuses that too, but nothing is pending then.
+    """
+    try:
+        _run("scancel", "--state=PENDING", array)
+    except RefusedError:
+        elements = [fields_of(line) for line in said("job", "-o", array).splitlines()]
+        if not elements or any(element.get("JobState") == "PENDING" for element in elements):
+            raise
 
 
 def _run(*command: str) -> None:
