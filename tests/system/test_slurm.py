@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import Place
 from hpclaunch.system.hosts import requeue, slurm, slurm_end
 from hpclaunch.system.network import launches, view_client
-from hpclaunch.system.shared import scontrol
+from hpclaunch.system.shared import scontrol, slurm_steps
 
 pytestmark = pytest.mark.starts
 
@@ -83,6 +83,13 @@ def test_a_requeued_job_is_another_start():
 def test_a_step_of_one_launch_is_its_name(own):
     where = slurm.allocation({**STEP, "SLURM_ARRAY_JOB_ID": "70"}, unique="x", run_id=own)
     assert (where.name, where.identity) == ("7.0", "7.0")
+
+
+@pytest.mark.parametrize(("element", "others"), [("1", (0, 2)), ("2", (1, 1)), ("3", (2, 0))])
+def test_the_elements_of_an_array_before_and_after_this_one(element, others):
+    array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "3"}
+    assert slurm_steps.other_elements({**array, "SLURM_ARRAY_TASK_ID": element}) == others
+    assert slurm_steps.other_elements({}) == (0, 0)
 
 
 def test_only_the_element_with_the_id_of_the_array_is_requeued_by_its_index():

@@ -177,13 +177,13 @@ def _job(
 def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requeueing:
     if not another_run(options) or "SLURM_JOB_ID" not in environ or SUBMITIT in environ:
         return Requeueing()
-    count = slurm_steps.elements_before if options.chain else slurm_steps.runs_before
-    return Requeueing(
-        on=options.requeue_on or REQUEUED_ENDS,
-        most=options.max_requeues,
-        before=count(environ),
-        is_chain=options.chain,
-    )
+    if options.chain:
+        before, after = slurm_steps.other_elements(environ)
+        most = before + after
+    else:
+        before, most = slurm_steps.runs_before(environ), options.max_requeues
+    ends = options.requeue_on or REQUEUED_ENDS
+    return Requeueing(ends, most, before, is_chain=options.chain)
 
 
 def _isolate(options: argparse.Namespace) -> bool:

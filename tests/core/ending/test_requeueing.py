@@ -331,9 +331,15 @@ def test_a_job_that_slurm_would_not_start_again_says_so_at_once():
     [("/c/5.pt", "/c/9.pt", Sequel.LEAVE), ("/c/5.pt", "", Sequel.END_CHAIN)],
 )
 def test_the_next_element_of_a_chain_continues(first, last, sequel):
-    ended = to_the_limit(asked(before=1, most=0, is_chain=True), first=first, last=last)
+    ended = to_the_limit(asked(before=1, most=2, is_chain=True), first=first, last=last)
     assert ended.sequel is sequel
     assert (ended.code == EXIT_SAVED) == (sequel is Sequel.LEAVE)
+
+
+def test_after_the_last_element_of_a_chain_no_other_run_follows():
+    ended = to_the_limit(asked(before=2, most=2, is_chain=True), first="/c/5.pt", last="/c/9.pt")
+    assert (ended.code, ended.sequel) == (EXIT_FAILED, Sequel.END_CHAIN)
+    assert ended.reason.endswith("this was the last element of the chain")
 
 
 def test_a_chain_ends_with_the_training():

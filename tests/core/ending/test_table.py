@@ -29,7 +29,7 @@ from hpclaunch.core.protocol.values import value
 INT = 2
 LONG = 2000.0  # after this, every story is over
 EVERY_KIND = Requeueing(tuple(EndKind), most=5)  # more than the command line accepts
-CHAIN = Requeueing(tuple(EndKind), is_chain=True)
+CHAIN = Requeueing(tuple(EndKind), most=1, is_chain=True)
 
 
 def done(requeueing):

@@ -63,6 +63,9 @@ def no_interface(rank):
     os.environ["GLOO_SOCKET_IFNAME"] = "nope0"
     init()
 
+def full_disk(rank):
+    torch.save(torch.zeros(1 << 18), "/dev/full")
+
 class Data(Dataset):
     def __len__(self): return 4
     def __getitem__(self, index): return self.item()
@@ -158,6 +161,7 @@ CASES = {
     "nobody_is_there": "Do not set MASTER_ADDR",
     "never_told": "init_process_group(timeout=",
     "no_interface": "GLOO_SOCKET_IFNAME",
+    "full_disk": "df -h",
     "loader_killed": "#SBATCH --mem",
     "peer_gone": "last lines of the other ranks",
     "peer_late": "last lines of every rank",

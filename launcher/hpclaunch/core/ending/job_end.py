@@ -361,8 +361,9 @@ class RequeueDecision:
     def _objection(self, progress: bool | None) -> str:
         """Return why the job itself allows no other run; "" if it does."""
         wanted = self.wanted
-        if not wanted.is_chain and wanted.before >= wanted.most:
-            return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
+        if wanted.before >= wanted.most:
+            times = f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
+            return "this was the last element of the chain" if wanted.is_chain else times
         if wanted.before and progress is False:
             return "this run saved no checkpoint that is further than that of the run before"
         return ""

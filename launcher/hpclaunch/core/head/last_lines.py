@@ -151,7 +151,10 @@ MEANINGS = (
         "$(ulimit -Hn); or call torch.multiprocessing.set_sharing_strategy('file_system').",
     ),
     Meaning(
-        _words("No space left on device", "Disk quota exceeded"),
+        # The last two are what torch.save says of it.
+        _words(
+            "No space left on device", "Disk quota exceeded", "iostream error", "unexpected pos"
+        ),
         "a file system is full, or your quota on it is used up: df -h and quota -s on that host. "
         "Old checkpoints and a cache below $HOME or /tmp are the usual reasons.",
         EndCause.DISK,

@@ -123,10 +123,14 @@ def runs_before(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def elements_before(environ: Mapping[str, str]) -> int:
-    """Return how far the index of this element of an array is from the lowest one."""
-    first = _number(environ.get("SLURM_ARRAY_TASK_MIN", ""))
-    return max(0, _number(environ.get("SLURM_ARRAY_TASK_ID", "")) - first)
+def other_elements(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return how far the index of this element of an array is from the lowest and the highest one.
+    Both are 0 if this job is no element of an array.
+    """
+    first, this, last = (
+        _number(environ.get(f"SLURM_ARRAY_TASK_{name}", "")) for name in ("MIN", "ID", "MAX")
+    )
+    return max(0, this - first), max(0, last - this)
 
 
 def _number(text: str) -> int:
