@@ -20,6 +20,7 @@ import warnings
 
 LOOKS = {}
 PASSED_OVER = ("__main__", "__mp_main__", "_hpclaunch")
+LEAST_OF_OURS = 60  # descriptors of the launcher, in `_hpclaunch_layout.py`
 
 
 def made_by(function):
@@ -64,21 +65,24 @@ def functions():
             if name.startswith("__") and name.endswith("__"):
                 continue
             add(f"{module.__name__}.{name}", value)
-            if type(value) is type and value.__module__ == module.__name__:
+            if isinstance(value, type) and value.__module__ == module.__name__:
                 for inner, method in vars(value).copy().items():
                     add(f"{value.__module__}.{value.__qualname__}.{inner}", method)
     return {name: sorted(kinds) for name, kinds in found.items()}
 
 
 def descriptors():
+    """Return what each descriptor is. Those that libraries have opened are counted, since threads
+    open them in any order."""
     found = {}
-    for fd in map(int, os.listdir("/proc/self/fd")):
+    for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
         try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
+            target = os.readlink(f"/proc/self/fd/{fd}").split("[")[0]
         except OSError:  # that of the directory itself
             continue
         if fd > 2:  # each launcher has its own files for output
-            found[fd] = target.split("[")[0]
+            same = sum(known == target for known in found.values())
+            found[fd if fd >= LEAST_OF_OURS else f"{target} {same}"] = target
     return found
 
 
