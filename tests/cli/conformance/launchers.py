@@ -18,6 +18,7 @@ from surroundings import environment
 FILES = Path(__file__).parent
 RUN_ID = "conformance"
 ADDRESS = re.compile("0x[0-9a-f]+")  # of an object, in what an interpreter says
+MODULES = re.compile(r"(Extension modules: )(.*)(?= \(total)")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,11 @@ class Run:
 
 
 def text(path):
-    return ADDRESS.sub("0x...", path.read_text("utf-8", "surrogateescape"))
+    """Return what was written, with the modules of a fatal error by name: they may have been
+    imported in any order.
+    """
+    text = ADDRESS.sub("0x...", path.read_text("utf-8", "surrogateescape"))
+    return MODULES.sub(lambda found: found[1] + ", ".join(sorted(found[2].split(", "))), text)
 
 
 def by_hand(rank, world):
