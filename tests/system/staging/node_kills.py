@@ -12,6 +12,7 @@ import argparse
 import os
 import random
 import re
+import select
 import shutil
 import sys
 import tempfile
@@ -168,9 +169,11 @@ class Job:
             self._step += 1
             self._script.save(self._step)
             time.sleep(self._rng.uniform(0.05, 1.5))
-            for reply in client.replies():
-                if isinstance(reply, messages.Drained):
-                    self._drained = max(self._drained, reply.step or 0)
+            # A stager may have nothing to say: it does not copy a mixture of two saves.
+            while select.select([client.fileno()], (), (), 0)[0] and not client.lost:
+                for reply in client.replies():
+                    if isinstance(reply, messages.Drained):
+                        self._drained = max(self._drained, reply.step or 0)
         if self._rng.random() < 0.3:
             self._step += 1
             self._script.cut_short(self._step)
