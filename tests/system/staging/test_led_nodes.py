@@ -1661,3 +1661,18 @@ def test_a_checkpoint_that_a_tracker_has_named_is_deleted_everywhere(nodes, is_l
         (nodes.stages[1] / f"step-{step - 1}.pt").unlink(missing_ok=True)
         nodes.work(stager)
     assert sorted(picture(nodes.storage)) == ["latest", "step-3.pt"]
+
+
+def test_a_link_is_replaced_that_was_copied_after_the_script_has_made_the_next_one(nodes):
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    for step, ago in ((1, 20), (2, 10)):
+        write(nodes.stages[0] / f"step-{step}.pt", step)
+        link = nodes.stages[0] / "last.pt"
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"step-{step}.pt")
+        made = time.time() - ago
+        os.utime(link, (made, made), follow_symlinks=False)
+        nodes.work(stager)
+    stager.flush(1)
+    assert os.readlink(nodes.storage / "last.pt") == "step-2.pt"

@@ -93,6 +93,8 @@ def prepare(items: Iterable[StagedFile], draft: str) -> None:
         os.makedirs(target if each.is_folder else os.path.dirname(target), exist_ok=True)
         if each.is_link:
             os.symlink(each.target, target)
+            with contextlib.suppress(OSError):  # some file systems keep no times of links
+                os.utime(target, ns=(each.time, each.time), follow_symlinks=False)
 
 
 def _finish_folders(items: Iterable[StagedFile], draft: str) -> None:
