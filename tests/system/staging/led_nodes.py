@@ -87,7 +87,7 @@ class LedNodes:
         for _ in range(looks):
             found = stager.looking.look()
             complete = stager.looking.complete(found)
-            stager.memory.replicate(complete, stager.looking.incomplete(found))
+            stager.memory.replicate(complete, stager.looking.incomplete(found, complete))
             wait(stager.memory._replicating._keeping.values())
 
     def work(self, stager: Stager) -> None:

@@ -1676,3 +1676,30 @@ def test_a_link_is_replaced_that_was_copied_after_the_script_has_made_the_next_o
         nodes.work(stager)
     stager.flush(1)
     assert os.readlink(nodes.storage / "last.pt") == "step-2.pt"
+
+
+def test_a_deleted_mixture_is_deleted_on_all_nodes(nodes):
+    """A node is lost within a save. Its step is saved again, and deleted later. The file of a rank
+    that no longer exists was left from the first save.
+    """
+    stager = nodes.lead(0)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    nodes.work(stager)
+    again = [stage / "step-2" for stage in nodes.stages]
+    for rank in (1, 2):
+        again[rank].mkdir()
+        (again[rank] / f"rank-{rank}.bin").write_bytes(b"first")
+    nodes.work(stager)
+    nodes.lose(2)
+    nodes.restore(stager)
+    again[0].mkdir()
+    (again[0] / "rank-0.bin").write_bytes(b"second")
+    (again[0] / ".complete").touch()
+    nodes.work(stager)
+    write(nodes.stages[0] / "step-3.pt", 3)
+    nodes.work(stager)
+    shutil.rmtree(again[0])
+    nodes.work(stager)
+    assert not again[1].exists()
+    stager.flush(1)
+    assert sorted(picture(nodes.storage)) == ["step-1.pt", "step-3.pt"]

@@ -341,7 +341,7 @@ class Draining:
         """
         complete = self._looking.complete(found)
         self._check_room(complete)
-        self._memory.replicate(complete, self._looking.incomplete(found))
+        self._memory.replicate(complete, self._looking.incomplete(found, complete))
         return complete
 
     def _check_worth(

@@ -6,13 +6,13 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from hpclaunch.system.checkpoints.candidates import SETTLED
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 
-from .contents import HERE, Contents, contents_of
+from .contents import HERE, Contents, contents_of, is_part
 from .copying import GivenUpError, reason
 from .launch import Launch
 from .memory import Memory
@@ -74,10 +74,16 @@ class Looking:
         """Return the complete checkpoints, but no mixtures of the saves of several nodes."""
         return self._memory.whole(self.candidates(found))
 
-    def incomplete(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Contents]:
-        """Yield the checkpoints that lack something, such as the file of another rank."""
+    def incomplete(
+        self, found: Sequence[ExaminedCheckpoint], complete: Collection[Contents]
+    ) -> Iterator[Contents]:
+        """Yield those that are not among the `complete` ones: something is missing, such as the
+        file of another rank, or they are mixtures.
+        """
+        known = {name for each in complete for name in each.moved}
         for each in found:
-            if each.lacks is not None:
+            name = os.path.relpath(each.candidate.path, self._launch.root)
+            if each.lacks is not None or not is_part(name, known):
                 with contextlib.suppress(OSError):  # being deleted
                     yield contents_of(self._launch.root, each)
 
@@ -91,8 +97,8 @@ class Looking:
         seen: set[str] = set(moved.get(HERE, ()))
         for each in found:
             name = os.path.relpath(each.candidate.path, root)
-            is_part = name in seen or any(str(parent) in drained for parent in Path(name).parents)
-            if each.lacks is None and not is_part:
+            is_inside = any(str(parent) in drained for parent in Path(name).parents)
+            if each.lacks is None and name not in seen and not is_inside:
                 with contextlib.suppress(OSError):  # being deleted
                     contents = contents_of(root, each)
                     seen.update(contents.moved)
