@@ -1703,3 +1703,83 @@ def test_a_deleted_mixture_is_deleted_on_all_nodes(nodes):
     assert not again[1].exists()
     stager.flush(1)
     assert sorted(picture(nodes.storage)) == ["step-1.pt", "step-3.pt"]
+
+
+def test_what_is_saved_again_is_not_deleted_with_the_file_of_another_rank(nodes):
+    """A checkpoint is saved again under its name after a restart. Each rank deletes its own file
+    first, one of them later than the other has saved.
+    """
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    again = [nodes.stages[rank] / "step-1" for rank in (0, 1)]
+    for rank in (0, 1):
+        again[rank].mkdir()
+        (again[rank] / f"rank-{rank}.bin").write_bytes(b"first")
+    (again[1] / ".complete").touch()
+    nodes.work(stager)
+    write(nodes.stages[0] / "step-2.pt", 2)
+    nodes.work(stager)
+    nodes.restore(stager)
+    (again[0] / "rank-0.bin").write_bytes(b"second")
+    nodes.replicate(stager)
+    shutil.rmtree(again[1])
+    nodes.replicate(stager)
+    assert (again[0] / "rank-0.bin").read_bytes() == b"second"
+
+
+@pytest.mark.parametrize("others_have_a_part", [False, True])
+@pytest.mark.parametrize("leader", [0, 2])
+def test_storage_keeps_the_log_of_a_lost_node_under_another_name(nodes, others_have_a_part, leader):
+    """The script continues with an older log, or begins a new one. A tracker is just replaced."""
+    stager = nodes.lead(leader)
+    nodes.restore(stager)
+    log, latest = (nodes.stages[2] / name for name in ("log.txt", "latest"))
+    for step in (1, 2):
+        write(nodes.stages[2] / f"step-{step}.pt", step)
+        latest.write_text(f"step-{step}.pt")
+        with log.open("a") as appended:
+            appended.write(f"step {step}\n")
+        nodes.work(stager)
+        if step == 1 and others_have_a_part:
+            nodes.restore(stager)
+    nodes.lose(2)
+    stager = nodes.lead(0) if leader == 2 else stager
+    nodes.restore(stager)
+    log = nodes.stages[1] / "log.txt"
+    assert log.exists() == others_have_a_part
+    with log.open("a") as appended:
+        appended.write("step 3\n")
+    write(nodes.stages[1] / "step-3.pt", 3)
+    nodes.work(stager)
+    (nodes.stages[1] / "latest").write_text("step-3.pt")
+    stager.flush(1)
+    kept = picture(nodes.storage)
+    assert sorted(kept) == [
+        "latest",
+        "log.txt",
+        "log.txt.~1~",
+        "step-1.pt",
+        "step-2.pt",
+        "step-3.pt",
+    ]
+    assert (nodes.storage / "log.txt.~1~").read_text() == "step 1\nstep 2\n"
+    assert (nodes.storage / "log.txt").read_text() == log.read_text()
+
+
+def test_a_newer_log_of_a_living_node_is_no_lost_one(nodes):
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    write(nodes.stages[0] / "step-1.pt", 1)
+    log, deleted = nodes.stages[1] / "log.txt", nodes.stages[0] / "deleted.txt"
+    log.write_text("step 1\n")
+    deleted.touch()
+    nodes.work(stager)
+    deleted.unlink()
+    log.write_text("step 1\nstep 2\n")
+    nodes.lose(2)
+    nodes.restore(stager)
+    assert (nodes.stages[0] / "log.txt").read_text() == "step 1\nstep 2\n"
+    assert not deleted.exists()
+    stager.flush(1)
+    assert sorted(picture(nodes.storage)) == ["deleted.txt", "log.txt", "step-1.pt"]
+    assert (nodes.storage / "log.txt").read_text() == "step 1\nstep 2\n"

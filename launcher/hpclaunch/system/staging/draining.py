@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at, roots
 
 from . import messages
-from .contents import HERE, Contents, is_copied, is_unchanged, notes
+from .contents import HERE, Contents, is_copied, is_unchanged, names_any, notes
 from .copying import THREADS, Between, GivenUpError, RewrittenError, cause, make_parents
 from .deletion import Deletion
 from .launch import Launch
@@ -173,7 +174,9 @@ class Draining:
             beside = [
                 each
                 for each in beside
-                if not self._record.has(each) and not self._run(is_copied, each, self._storage)
+                if not self._record.has(each)
+                and not self._run(is_copied, each, self._storage)
+                and not self._replaces_lost(each, candidates)
             ]
             # Trackers are rewritten in place, so they are copied without pauses.
             self._memory.copy(beside, self._launch.root, drafted, self.meanwhile)
@@ -203,6 +206,18 @@ class Draining:
             self._run(publish, new, beside, drafted, self._storage, self._launch.name)
         self._others.note_copied(beside if is_there else [*inside, *beside])
         return not is_there
+
+    def _replaces_lost(self, each: StagedFile, candidates: Sequence[CheckpointCandidate]) -> bool:
+        """Return whether storage has a file of this name that the script does not know, such as the
+        log of a lost node, but no tracker. The copy of other files gives it another name first.
+        """
+        if not self._launch.has_several_nodes or each.name in self._record.others or each.is_link:
+            return False
+        with contextlib.suppress(FileNotFoundError):  # just deleted
+            is_tracker = names_any(os.path.join(self._launch.root, each.name), candidates)
+            path = os.path.join(self._storage, each.name)
+            return not is_tracker and self._run(os.path.lexists, path)
+        return False
 
     def _copy_held(self, contents: Contents, drafted: str) -> None:
         try:

@@ -15,7 +15,7 @@ from hpclaunch.core.staging.choice import choice, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
 from hpclaunch.core.staging.generations import LastRestore, Manifest, manifest
 
-from .contents import HERE, Contents
+from .contents import HERE, Contents, is_part
 from .copying import GivenUpError, LostError, cause, reason
 from .draining import Draining
 from .launch import Launch
@@ -75,7 +75,7 @@ class Gathering:
         complete = list(self._looking.candidates(self._looking.found()))
         nodes.delete_rest(nodes.whole(complete))
         found = nodes.manifests(complete)
-        holdings, path = nodes.holdings, ""
+        holdings, path, has_lost_node = nodes.holdings, "", self._has_lost_node()
         chosen, skipped = self._chosen(found, request)
         self._draining.chosen = 0 if chosen is None else chosen.time
         if chosen is None:
@@ -89,6 +89,8 @@ class Gathering:
             chosen = None if restored is None else self._own(restored)
             nodes.own.mark(chosen.files if chosen else ())
         fetched = self._gather(chosen, request) + self._fetch_others(request)
+        if has_lost_node:
+            self._forget_lost(chosen)
         self._complete(chosen, outdated(chosen, found, holdings), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
@@ -203,6 +205,30 @@ class Gathering:
                 )
         nodes.fetch(transfers)  # a log that cannot be fetched is no reason to stop
         return sum(each.file.size for each in transfers)
+
+    def _has_lost_node(self) -> bool:
+        """Return whether a node of the last round is lost, with what only it had."""
+        holdings = self._nodes.holdings
+        last = max((h.restore for h in holdings), key=lambda r: r.number, default=LastRestore())
+        return not last.nodes <= {h.node for h in holdings if h.restore == last}
+
+    def _forget_lost(self, chosen: Manifest | None) -> None:
+        """Forget small files of which storage has a later version than any node, such as the log of
+        a lost node. So storage keeps them under another name when the script writes new ones.
+        """
+        record, newest = self._launch.record, dict[str, int]()
+        for found in self._nodes.inventories.values():
+            for each in found.entries:
+                newest[each.name] = max(each.time, newest.get(each.name, 0))
+        staying = {name for names in record.moved.values() for name in names}
+        staying |= {each.name for each in chosen.files} if chosen else set()  # with its trackers
+        record.forget_others(
+            [
+                name
+                for name, version in record.others.items()
+                if version and newest.get(name, 0) < version[-1] and not is_part(name, staying)
+            ]
+        )
 
     def _complete(
         self, chosen: Manifest | None, outdated: Mapping[int, frozenset[str]], request: Restore

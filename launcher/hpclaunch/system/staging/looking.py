@@ -77,15 +77,19 @@ class Looking:
     def incomplete(
         self, found: Sequence[ExaminedCheckpoint], complete: Collection[Contents]
     ) -> Iterator[Contents]:
-        """Yield those that are not among the `complete` ones: something is missing, such as the
-        file of another rank, or they are mixtures.
+        """Yield the checkpoints that lack something, such as the file of another rank. Also yield
+        mixtures, but only those that are older than a complete one: others may just be saved again.
         """
         known = {name for each in complete for name in each.moved}
+        newest = max((each.time for each in complete), default=0)
         for each in found:
             name = os.path.relpath(each.candidate.path, self._launch.root)
             if each.lacks is not None or not is_part(name, known):
                 with contextlib.suppress(OSError):  # being deleted
-                    yield contents_of(self._launch.root, each)
+                    contents = contents_of(self._launch.root, each)
+                    files = (item for item in contents.items if item.is_file)
+                    if each.lacks is not None or all(file.time < newest for file in files):
+                        yield contents
 
     def candidates(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Contents]:
         """Yield the complete checkpoints, except those of which another rank's file is incomplete,
