@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import threading
@@ -28,6 +29,7 @@ from hpclaunch.system.staging import (
     view,
 )
 from hpclaunch.system.staging import nodes as nodes_of
+from hpclaunch.system.staging.fetching import END
 from hpclaunch.system.staging.memory import Memory
 from hpclaunch.system.staging.orders import Call, Copy, Look, Note
 from hpclaunch.system.staging.stage_directory import BESIDE
@@ -1783,3 +1785,53 @@ def test_a_newer_log_of_a_living_node_is_no_lost_one(nodes):
     stager.flush(1)
     assert sorted(picture(nodes.storage)) == ["deleted.txt", "log.txt", "step-1.pt"]
     assert (nodes.storage / "log.txt").read_text() == "step 1\nstep 2\n"
+
+
+def big_state(stage):
+    """A Trainer's log of a long training."""
+    folder = stage / "checkpoint-10"
+    folder.mkdir()
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        write(folder / name, 10)
+    (folder / "training_args.bin").write_bytes(b"x")
+    tensors(folder / "model.safetensors", 1)
+    history = [{"loss": 1.0, "step": step} for step in range(80_000)]
+    state = json.dumps({"global_step": 10, "log_history": history})
+    (folder / "trainer_state.json").write_text(state)
+    return folder / "trainer_state.json"
+
+
+def big_metadata(stage):
+    """DCP with many tensors."""
+    import torch
+    from torch.distributed import checkpoint
+
+    folder = stage / "step-10"
+    state = {f"layers.{i}.a_name_of_usual_length.exp_avg": torch.ones(2) for i in range(12_000)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one process
+        checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(folder))
+    return folder / ".metadata"
+
+
+def big_header(stage):
+    return tensors(stage / "step-10.safetensors", 20_000)
+
+
+def tensors(path, number):
+    import torch
+    from safetensors.torch import save_file
+
+    save_file(
+        {f"layers.{i}.a_name_of_usual_length.weight": torch.ones(2) for i in range(number)}, path
+    )
+    return path
+
+
+@pytest.mark.parametrize("save", [big_state, big_metadata, big_header])
+def test_what_the_search_reads_may_be_large_and_on_another_node(nodes, save):
+    stager = nodes.lead(1)
+    nodes.restore(stager)
+    assert save(nodes.stages[0]).stat().st_size > 2 * END
+    nodes.work(stager)
+    assert picture(nodes.storage) == picture(nodes.stages[0])

@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import Identity, StagedFile
+from hpclaunch.system.checkpoints.formats.safetensors import SUFFIX
 
 from .copying import Between, at_once, prepare
 from .publishing import draft_beside, place
@@ -24,6 +25,9 @@ from .publishing import draft_beside, place
 STREAMS = 4  # pieces that a node fetches at the same time
 PIECE = 2 << 20  # bytes
 END = 1 << 20  # bytes of each end of a file, in which formats have their headers and directories
+READ_WHOLE = (".metadata", ".json")  # files that the search reads from begin to end
+LENGTH = 8  # bytes at the begin of a safetensors file, which have the length of its header
+LARGEST = 256 << 20  # bytes of a file that are read from begin to end; more would fill the memory
 Data: TypeAlias = bytes | memoryview
 Span: TypeAlias = tuple[int, int]  # offset and length
 # The CRC-32 of pieces, by file name and span. It finds accidents; encryption keeps attackers out.
@@ -42,7 +46,7 @@ def receive(
     sources: Mapping[int, Source],
     drafted: str,
     between: Between,
-    spans: Callable[[int], Iterable[Span]],
+    spans: Callable[[Transfer], Iterable[Span]],
     sums: Sums | None = None,
 ) -> None:
     """Fetch some spans of each file into a draft, from several nodes at once. Add the checksums of
@@ -57,8 +61,7 @@ def receive(
         if each.file.is_file:
             with open(os.path.join(drafted, each.file.name), "xb") as new:
                 new.truncate(each.file.size)
-            spans_of = ((each, span) for span in spans(each.file.size))
-            by_source.setdefault(each.source, []).extend(spans_of)
+            by_source.setdefault(each.source, []).extend((each, span) for span in spans(each))
     done, pending = 0, deque[Future[int]]()
     pool = ThreadPoolExecutor(STREAMS)
     try:
@@ -114,23 +117,37 @@ def _finish(path: str, file: StagedFile) -> None:
     os.utime(path, ns=(file.time, file.time), follow_symlinks=False)
 
 
-def pieces(size: int) -> Iterable[Span]:
+def pieces(transfer: Transfer) -> Iterable[Span]:
+    """Return the spans of a whole file."""
+    return _begin(transfer.file.size)
+
+
+def _begin(size: int) -> Iterable[Span]:
     return ((start, min(PIECE, size - start)) for start in range(0, size, PIECE))
-
-
-def _ends(size: int) -> Iterable[Span]:
-    return pieces(size) if size <= 2 * END else ((0, END), (size - END, END))
 
 
 def fetch_ends(
     transfers: Sequence[Transfer], sources: Mapping[int, Source], root: str, stage: str
 ) -> None:
     """Make skeletons of other nodes' files below `root`: files of the same size, mode and time,
-    but of a large file only the two ends. Each has another inode than what was there. `root` lies
-    in the directory RANDOM of `stage` (`stage_directory.py`). Raises OSError and GivenUpError.
+    but of a large file only what the search reads: the two ends in most formats. Each has another
+    inode than what was there. `root` lies in the directory RANDOM of `stage`
+    (`stage_directory.py`). Raises OSError and GivenUpError.
     """
+
+    def read_by_search(each: Transfer) -> Iterable[Span]:
+        file, begin = each.file, END
+        is_whole = file.name.endswith(READ_WHOLE) and file.size <= LARGEST
+        if is_whole or file.size <= 2 * END:
+            return pieces(each)
+        if file.name.endswith(SUFFIX):
+            length = sources[each.source].read(file.name, each.kept, file.identity, 0, LENGTH)
+            header = LENGTH + int.from_bytes(length, "little")
+            begin = max(END, min(header, file.size, LARGEST))
+        return (*_begin(begin), (file.size - END, END))
+
     with draft_beside(stage) as drafted:
-        receive(transfers, sources, drafted, at_once, _ends)
+        receive(transfers, sources, drafted, at_once, read_by_search)
         place_all([each.file for each in transfers], drafted, root)
 
 
