@@ -54,10 +54,10 @@ def script(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def read_only(cluster: Cluster, path: Path, *nodes: str) -> Iterator[None]:
+def full(cluster: Cluster, path: Path, *nodes: str) -> Iterator[None]:
     """Let storage be empty on these nodes, and take no files."""
     for node in nodes:
-        cluster.on(node, ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(path)])
+        cluster.on(node, ["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs", str(path)])
     try:
         yield
     finally:
@@ -116,7 +116,7 @@ def test_the_node_of_rank_0_is_lost(
     cluster: Cluster, launch: Launch, script: Path, tmp_path: Path
 ) -> None:
     """The head is lost with it. Both other nodes have the checkpoint before their workers start."""
-    with read_only(cluster, tmp_path / "saved", "n1", "n2", "n3"):
+    with full(cluster, tmp_path / "saved", "n1", "n2", "n3"):
         job = launch("--nnodes", "2:3", *OPTIONS, script, "saved", nodes=3, timing=TIMING)
         until_saved(cluster, "n1", "n2")
         kill_node(cluster, "n1")
@@ -130,7 +130,7 @@ def test_the_node_of_rank_0_is_lost(
 def test_the_agent_of_rank_0_is_killed(
     cluster: Cluster, launch: Launch, script: Path, tmp_path: Path
 ) -> None:
-    with read_only(cluster, tmp_path / "saved", "n1", "n2"):
+    with full(cluster, tmp_path / "saved", "n1", "n2"):
         job = launch("--nnodes", "1:2", *PATIENT, *OPTIONS, script, "saved", nodes=2)
         until_saved(cluster, "n1", "n2")
         agent = cluster.process(AGENT, host="n1")
@@ -142,7 +142,7 @@ def test_the_agent_of_rank_0_is_killed(
 
 def test_a_killed_worker(cluster: Cluster, launch: Launch, script: Path, tmp_path: Path) -> None:
     """Every node resumes from its own memory, also the one that has saved nothing."""
-    with read_only(cluster, tmp_path / "saved", "n1", "n2"):
+    with full(cluster, tmp_path / "saved", "n1", "n2"):
         job = launch(*OPTIONS, script, "saved", nodes=2)
         until_saved(cluster, "n1")
         job.says("rank 1 on n2 begins")
