@@ -7,13 +7,13 @@ times (conformance/inside.py).
 import resource
 import subprocess
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
 from conformance.launchers import FILES, Launchers
 from conformance.page import TEXT, table, variables
 
+import torch_version
 from hpclaunch.core.placement.worker_environment import OWN
 from hpclaunch.system.processes.fork_server_client import SITE
 from hpclaunch.worker.site._hpclaunch_layout import HIGH
@@ -79,7 +79,7 @@ GONE = set() if LIBRARIES else {"meta_path._hpclaunch_hooks.Finder"}
 
 
 of_current_torch = pytest.mark.skipif(
-    tuple(map(int, version("torch").split(".")[:2])) < (2, 8),
+    torch_version.TORCH < (2, 8),
     reason="under torchrun, the store of this torch has other descriptors",
 )
 

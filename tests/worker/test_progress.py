@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from progress_server import HOOKS, LIMIT, python
 
 from hpclaunch.worker.site import _hpclaunch_layout as layout
 from surroundings import LIGHT_TORCH, environment, free_port
+from torch_version import TORCH
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
-TORCH = tuple(map(int, version("torch").split(".")[:2]))
 MODEL = """
 import os, sys, time, torch
 model = torch.nn.Linear(4, 2)
