@@ -236,6 +236,21 @@ def test_a_pattern_of_directories(tmp_path, pattern, chosen):
     assert path == (str(tmp_path / chosen) if chosen else "")
 
 
+@pytest.mark.parametrize("below", ["checkpoints", "lightning_logs/version_3/checkpoints"])
+def test_where_frameworks_save_below_a_directory(tmp_path, below):
+    (tmp_path / below).mkdir(parents=True)
+    good = save(tmp_path / below / "step-1.pt", at=100)
+    assert newest(tmp_path) == (str(good), [])
+    newer = save(tmp_path / "step-2.pt", at=200)
+    assert newest(tmp_path) == (str(newer), [])
+
+
+def test_a_checkpoint_with_the_name_of_such_a_directory_is_found_once(tmp_path):
+    directory = dcp_save(tmp_path / "checkpoints", at=100)
+    found = finding.candidates(str(tmp_path), Facts())
+    assert [each.path for each in found] == [str(directory)]
+
+
 def test_a_pattern_finds_nothing_within_a_checkpoint(tmp_path):
     """Parts of a checkpoint are no checkpoints, though they look like some."""
     directory = dcp_save(tmp_path / "run" / "epoch-1.ckpt", at=100)

@@ -64,5 +64,6 @@ def test_in_the_directories_that_it_makes_itself(tmp_path, lightning):
         place = tmp_path / "lightning_logs" / f"version_{version}" / "checkpoints"
         lightning.save(place, step)
     chosen = place / "epoch=0-step=20.ckpt"
+    assert newest(tmp_path) == (str(chosen), [])
     assert newest(f"{tmp_path}/lightning_logs/**") == (str(chosen), [])
     assert newest(f"{tmp_path}/lightning_logs/version_*/checkpoints") == (str(chosen), [])

@@ -306,12 +306,14 @@ def test_a_file_of_a_half_save_is_no_checkpoint_of_its_own(node):
     node.close(stager)
 
 
-def test_a_final_model_beside_checkpoints_is_flushed(node, stager):
+@pytest.mark.parametrize("below", [".", "checkpoints"])
+def test_a_final_model_beside_checkpoints_is_flushed(node, stager, below):
     """The model makes the root a checkpoint, too, but nothing that a job resumes from."""
     import numpy
     from safetensors.numpy import save_file
 
-    SCRIPTS["files"](node.stage, 1)
+    (node.stage / below).mkdir(exist_ok=True)
+    SCRIPTS["files"](node.stage / below, 1)
     stager.work()
     for value in (1, 2):
         save_file({"weight": numpy.full(5, value)}, node.stage / "model.safetensors")

@@ -113,17 +113,24 @@ def test_a_fault_of_its_own_is_shown(directory, storage, monkeypatch, capfd):
         assert "FileNotFoundError" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("pattern", ["*/checkpoints", "**"])
-def test_a_pattern(directory, storage, pattern):
+BELOW = {
+    "*/checkpoints": ("run-1/checkpoints", "run-2/checkpoints"),
+    "**": ("run-1/checkpoints", "run-2/checkpoints"),
+    "": ("lightning_logs/version_1/checkpoints", "checkpoints"),
+}
+
+
+@pytest.mark.parametrize(("pattern", "below"), BELOW.items())
+def test_directories_below(directory, storage, pattern, below):
     client = StagingClient(messages.Settings(str(storage), directory.path, pattern))
     with contextlib.closing(client):
         stage = Path(directory.path)
-        write(storage / "run-1" / "checkpoints" / "step-1.pt", 1)
+        first, second = (f"{path}/step-1.pt" for path in below)
+        write(storage / first, 1)
         client.send(messages.Restore(1))
-        restored = wait_for(client, messages.Restored)
-        assert restored.path == str(storage / "run-1" / "checkpoints" / "step-1.pt")
-        write(stage / "run-2" / "checkpoints" / "step-1.pt", 2)
-        assert "run-2" in wait_for(client, messages.Drained).path
+        assert wait_for(client, messages.Restored).path == str(storage / first)
+        write(stage / second, 2)
+        assert wait_for(client, messages.Drained).path == str(storage / second)
         client.send(messages.Flush(1))
         assert wait_for(client, messages.Flushed).missing == ()
         assert picture(storage) == picture(stage)

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import NamedTuple
 
 from hpclaunch.core.protocol.crc import checksum
@@ -34,6 +34,8 @@ from .reading import ResultCache, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
 NOTHING: Mapping[int, str] = {}
+# Below the directory that a script gives them: Accelerate with automatic names, and Lightning.
+OF_FRAMEWORKS = ("checkpoints",), ("lightning_logs", "*", "checkpoints")
 PAUSE = 120.0  # seconds; a file so much older than the next one was there before the save
 LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
 # Errors of a file system that has trouble, unlike those for other users' files and deleted ones.
@@ -138,12 +140,13 @@ def _judged(
 
 
 def roots(where: str) -> list[str]:
-    """Return the directories that a path or a pattern stands for. A path that exists is no pattern.
-    Raises NotADirectoryError for a file.
+    """Return the directories that a path or a pattern stands for: of a path, also those below it in
+    which frameworks save. A path that exists is no pattern. Raises NotADirectoryError for a file.
     """
     where = os.path.abspath(where)
     if os.path.isdir(where):
-        return [where]
+        below = (_matching(where, names, [MOST_FOLDERS]) for names in OF_FRAMEWORKS)
+        return [where, *(path for path in chain(*below) if not _is_checkpoint(path))]
     if os.path.lexists(where):
         raise NotADirectoryError(errno.ENOTDIR, "it is not a directory", where)
     base, pattern = split(where)
