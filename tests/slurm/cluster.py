@@ -14,6 +14,7 @@ import pwd
 import re
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -57,7 +58,7 @@ SlurmdParameters=config_overrides
 SlurmdTimeout=120
 KillWait=20
 MinJobAge=60
-UnkillableStepTimeout=20
+UnkillableStepTimeout=50
 GresTypes=gpu
 NodeName=n[1-{nodes}] NodeAddr={addresses} CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
 PreemptType=preempt/partition_prio
@@ -101,6 +102,13 @@ def _no_new_directories() -> Iterator[None]:
     with Path(surroundings.SHORT, "hpclaunch-clusters.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _version() -> tuple[int, int]:
+    """Return the version of Slurm, such as (22, 5)."""
+    said = subprocess.check_output(["slurmd", "-V"], text=True)  # slurm-wlm 22.05.8
+    year, month, _ = said.split()[-1].split(".", 2)
+    return int(year), int(month)
 
 
 class Cluster:
@@ -162,6 +170,8 @@ class Cluster:
         files |= {"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
         files |= {"slurm.conf": config, "gres.conf": gres}
         files |= {f"gpu{n}": "" for n in range(numbers["gpus"])}  # enough for Slurm
+        if _version() >= (24, 5):  # where slurmd needs cgroups by default
+            files["cgroup.conf"] = "CgroupPlugin=disabled\n"
         for name, text in files.items():
             (here / name).write_text(text)
             (here / name).chmod(0o644)  # readable by all users
