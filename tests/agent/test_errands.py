@@ -239,7 +239,7 @@ def test_an_errand_for_which_no_thread_can_start_fails(runner, capfd):
     first = helper()
     while not first.children():
         time.sleep(0.01)
-    first.rlimit(psutil.RLIMIT_AS, (first.memory_info().vms + (1 << 20), -1))
+    first.rlimit(psutil.RLIMIT_AS, (first.memory_info().vms + (6 << 20), -1))
     runner.run("name", resolve())
     assert runner.wait_for(1) == [("name", None)]
     first.rlimit(psutil.RLIMIT_AS, (-1, -1))

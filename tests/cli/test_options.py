@@ -567,7 +567,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("words", "environ", "says"),
         [
-            (["--mps", "atuo", "t.py"], {}, "'on'"),
+            (["--mps", "atuo", "t.py"], {}, "'atuo' (choose from"),
             (["t.py"], {"PET_START_METHOD": "spwan"}, "'spwan' is none of spawn, fork"),
         ],
     )

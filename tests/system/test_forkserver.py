@@ -437,9 +437,10 @@ def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
 def test_what_the_workers_leave_behind_is_reported_and_can_be_ended(client):
     client.start(
         sh("setsid sleep 600 & sleep 700 & echo $!; exit 0"),
-        sh("(setsid sh -c 'sleep 601 & sleep 602' &) ; exit 0"),
+        sh("(setsid sh -c 'echo; sleep 601 & sleep 602' &) ; exit 0"),
     )
     in_group = int(wait_for(client.path(0, "out")))
+    wait_for(client.path(1, "out"))  # else it may still be in the group of its worker
     found, pids = [], set()
     while found != [("sh", 1), ("sleep", 0), ("sleep", 0)]:
         left = client.until("left")["processes"]

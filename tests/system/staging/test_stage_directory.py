@@ -150,11 +150,11 @@ def test_the_directory_of_the_user_may_vanish_at_any_moment(base, monkeypatch, a
     """The last of the other launches ends, and removes it."""
     original, todo = getattr(os, at), [home(base)]
 
-    def vanish(path):
+    def vanish(path, **options):
         if path in todo:
             todo.remove(path)
             os.rmdir(path)
-        return original(path)
+        return original(path, **options)
 
     monkeypatch.setattr(os, at, vanish)
     sweep(base)
