@@ -78,7 +78,7 @@ WORDS = st.one_of(
 )
 STEP = {
     "SLURM_JOB_ID": NUMBERS | st.just("7"),
-    "SLURM_STEP_ID": NUMBERS | st.sampled_from(["4294967290", "0"]),
+    "SLURM_STEP_ID": NUMBERS | st.sampled_from(["4294967290", "-6", "0"]),
     "SLURM_STEP_NODELIST": HOSTLIST,
     "SLURM_STEP_TASKS_PER_NODE": COUNTS,
     "SLURM_STEP_NUM_TASKS": NUMBERS,

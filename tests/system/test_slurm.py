@@ -299,8 +299,9 @@ def test_one_node_of_several_when_that_is_meant():
     assert (where.name, where.alone) == ("7.batch", True)
 
 
-def test_the_shell_that_salloc_opens_on_a_node_is_no_step_of_all_nodes():
-    shell = {**STEP, **BATCH, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "n1"}
+@pytest.mark.parametrize("step", ["4294967290", "-6"], ids=["Slurm 22.05", "Slurm 26.05"])
+def test_the_shell_that_salloc_opens_on_a_node_is_no_step_of_all_nodes(step):
+    shell = {**STEP, **BATCH, "SLURM_STEP_ID": step, "SLURM_STEP_NODELIST": "n1"}
     with pytest.raises(UsageError, match="prefix with srun"):
         slurm.allocation(shell, unique="x")
 

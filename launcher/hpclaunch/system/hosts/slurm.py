@@ -21,13 +21,14 @@ MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
 # Options of srun whose value may contain the name of a launcher.
 NAMING = {b"-J", b"--job-name", b"-o", b"--output", b"-e", b"--error", b"-D", b"--chdir"}
-INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
+# A shell that salloc opened on the first node, in Slurm 22.05 and in 26.05
+INTERACTIVE_STEPS = ("4294967290", "-6")
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether srun started this process. The batch script has no step variables."""
-    step = environ.get("SLURM_STEP_ID", INTERACTIVE_STEP)
-    return step != INTERACTIVE_STEP and "SLURM_STEP_NODELIST" in environ
+    """Return whether srun started this process. The batch script has no list of a step's nodes."""
+    step = environ.get("SLURM_STEP_ID", INTERACTIVE_STEPS[0])
+    return step not in INTERACTIVE_STEPS and "SLURM_STEP_NODELIST" in environ
 
 
 def allocation(
