@@ -105,6 +105,11 @@ def test_a_time_limit_is_survived(
         job.wait_for_requeue(1)
         speed_up(job)
     idle.wait_for_requeue(1)
+    ended = idle.wait()
+    assert ended.state == "FAILED", str(ended)
+    assert "it is not started again: this run saved no checkpoint" in ended.output
+    assert idle.fields()["Restarts"] == "1"
+
     for job in jobs.values():
         ended = finished(job, undisturbed)
         assert "saved, not finished: " in ended.output
@@ -115,11 +120,6 @@ def test_a_time_limit_is_survived(
 
     ended = finished(alone, undisturbed)
     assert "is to be requeued by its script: there is no scontrol here" in ended.output
-
-    ended = idle.wait()
-    assert ended.state == "FAILED", str(ended)
-    assert "it is not started again: this run saved no checkpoint" in ended.output
-    assert idle.fields()["Restarts"] == "1"
 
 
 def test_a_signal_of_slurms_own_is_survived(

@@ -220,4 +220,5 @@ def main():
     sys.stdout.write(f"rank {rank} is done\n")
 
 
-main()
+if __name__ == "__main__":  # multiprocessing imports this file, too, from Python 3.14 on
+    main()
