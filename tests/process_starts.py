@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
-OF_IMPORTS = ("/sbin/ldconfig",)  # how torch for CUDA finds libraries
+LDCONFIG = ("/sbin/ldconfig",)  # starts as torch for CUDA is imported
 MARKS = ("starts", "slurm", "gpu")
 
 
@@ -29,7 +29,7 @@ class StartWatch:
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event in EVENTS and args[:1] not in [(program,) for program in OF_IMPORTS]:
+        if event in EVENTS and args[:1] != LDCONFIG:
             self._starts += 1
             if self._is_watching:
                 _fail(f"{event}{args[:2]}")
