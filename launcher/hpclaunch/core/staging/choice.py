@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from .copies import is_available
-from .generations import Holding, LastRestore, Manifest
+from .generations import Holding, Manifest, last_restore
 
 
 def shown(holdings: Sequence[Holding]) -> dict[str, Holding]:
@@ -38,7 +38,7 @@ def mixtures(found: Sequence[Manifest], holdings: Sequence[Holding]) -> list[Man
     - Those from before the restore are unchanged on all nodes of the round, and no node of the
       round is lost.
     """
-    last = max((h.restore for h in holdings), key=lambda r: r.number, default=LastRestore())
+    last = last_restore(holdings)
     known = {h.restore.generation for h in holdings}
     known |= {k.manifest.generation for h in holdings for k in h.kept}
     round_ = [h for h in holdings if h.restore == last and h.node in last.nodes]

@@ -100,3 +100,8 @@ class Holding:
         """Return the names of the files that are kept for this generation."""
         names = (k.names for k in self.kept if k.manifest.generation == manifest.generation)
         return next(names, frozenset())
+
+
+def last_restore(holdings: Iterable[Holding]) -> LastRestore:
+    """Return the last restore that one of these nodes has completed."""
+    return max((h.restore for h in holdings), key=lambda r: r.number, default=LastRestore())

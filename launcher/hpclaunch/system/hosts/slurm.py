@@ -27,8 +27,8 @@ INTERACTIVE_STEPS = ("4294967290", "-6")
 
 def in_step(environ: Mapping[str, str]) -> bool:
     """Return whether srun started this process. The batch script has no list of a step's nodes."""
-    step = environ.get("SLURM_STEP_ID", INTERACTIVE_STEPS[0])
-    return step not in INTERACTIVE_STEPS and "SLURM_STEP_NODELIST" in environ
+    is_any = {"SLURM_STEP_ID", "SLURM_STEP_NODELIST"} <= environ.keys()
+    return is_any and environ["SLURM_STEP_ID"] not in INTERACTIVE_STEPS
 
 
 def allocation(

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hpclaunch.core.staging.choice import choice, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
-from hpclaunch.core.staging.generations import LastRestore, Manifest, manifest
+from hpclaunch.core.staging.generations import LastRestore, Manifest, last_restore, manifest
 
 from .contents import HERE, Contents, is_part
 from .copying import GivenUpError, LostError, cause, reason
@@ -209,7 +209,7 @@ class Gathering:
     def _has_lost_node(self) -> bool:
         """Return whether a node of the last round is lost, with what only it had."""
         holdings = self._nodes.holdings
-        last = max((h.restore for h in holdings), key=lambda r: r.number, default=LastRestore())
+        last = last_restore(holdings)
         return not last.nodes <= {h.node for h in holdings if h.restore == last}
 
     def _forget_lost(self, chosen: Manifest | None) -> None:
@@ -237,7 +237,7 @@ class Gathering:
         nodes = self._nodes
         for node, found in nodes.inventories.items():
             nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
-        number = 1 + max((h.restore.number for h in nodes.holdings), default=0)
+        number = 1 + last_restore(nodes.holdings).number
         generation = "" if chosen is None else chosen.generation
         if chosen is not None:
             nodes.restored |= set(chosen.moved) - {HERE}
