@@ -178,7 +178,8 @@ while "has saved" not in open("messages").read() and time.monotonic() < limit:
 
 
 @pytest.mark.parametrize(
-    ("words", "where"), [((), "'runs/**'"), (("--save_dir=runs/today",), "runs/today")]
+    ("words", "where"),
+    [((), "'runs/**'"), (("--save_dir=runs/today",), "runs/today"), (("--save_dir=.",), "'./**'")],
 )
 def test_a_restart_without_a_directory_names_the_one_that_the_script_saves_in(
     tmp_path, words, where

@@ -567,14 +567,14 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("words", "environ", "says"),
         [
-            (["--mps", "atuo", "t.py"], {}, "'atuo' (choose from"),
-            (["t.py"], {"PET_START_METHOD": "spwan"}, "'spwan' is none of spawn, fork"),
+            (["--mps", "atuo", "t.py"], {}, "atuo (choose from auto, on, off)"),
+            (["t.py"], {"PET_START_METHOD": "spwan"}, "spwan is none of spawn, fork"),
         ],
     )
     def test_a_value_that_is_none_of_the_choices(self, words, environ, says):
         with pytest.raises(UsageError) as e:
             parse(*words, **environ)
-        assert says in str(e.value)
+        assert says in str(e.value).replace("'", "")  # not every Python quotes the choices
 
 
 @pytest.mark.starts
