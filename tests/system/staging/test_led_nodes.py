@@ -13,7 +13,7 @@ import pytest
 from kill_points import KilledError
 from led_nodes import LedNodes
 from looking import cut_short, damage, newest
-from random_kills import eventually
+from random_kills import LIMIT, eventually
 from saving_scripts import deepspeed, picture, write
 
 from hpclaunch.system.checkpoints.service import CheckpointService
@@ -422,6 +422,57 @@ def test_a_buddys_own_copy_is_not_fetched(nodes):
     nodes.lose(0)
     assert nodes.restore(nodes.lead(1)).fetched == size  # by the third node
     assert [os.listdir(nodes.stages[index]) for index in (1, 2)] == [["step-1.pt"]] * 2
+
+
+def test_a_restore_cancels_copies_to_buddies(nodes, monkeypatch):
+    """Two nodes would fetch the same file at the same time."""
+    stager = nodes.lead()
+    fetch, has_begun, has_ended = node.StageNode.fetch, threading.Event(), threading.Event()
+
+    def fetch_until_cancelled(self, transfers, generation, sources, between=copying.at_once):
+        if not generation:
+            return fetch(self, transfers, generation, sources, between)
+        has_begun.set()
+        try:
+            while True:
+                between(0, 0.01)
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(node.StageNode, "fetch", fetch_until_cancelled)
+    write(nodes.stages[2] / "step-1.pt", 1)
+    for _ in range(2):
+        stager.memory.replicate(stager.looking.complete(stager.looking.look()))
+    assert has_begun.wait(LIMIT)
+    assert nodes.restore(stager).fetched > 0
+    assert has_ended.wait(LIMIT)
+    monkeypatch.undo()
+    nodes.replicate(stager)
+    assert sum(kept(nodes)) == 1
+
+
+def test_what_is_deleted_soon_after_a_restore_is_deleted_everywhere(nodes, monkeypatch):
+    """While the workers load, nothing is copied, but looks show what the script deletes."""
+    monkeypatch.setattr(service, "AFTER_RESTORE", 3600.0)
+    stager = nodes.lead(1)
+    write(nodes.storage / "step-1.pt", 1)
+    stager.requests.take(messages.Restore(1, (), (0, 1, 2)))
+    stager._answer()
+    for _ in range(2):
+        if stager.looking.is_due:
+            stager.work()
+            stager.looking.due = 0.0
+    assert not any(kept(nodes))
+    write(nodes.stages[0] / "step-2.pt", 2)
+    os.unlink(nodes.stages[0] / "step-1.pt")
+    nodes.work(stager)
+    assert not any(kept(nodes))
+    assert os.listdir(nodes.storage) == ["step-1.pt"]
+    stager.memory.copies_at = 0.0
+    nodes.work(stager)
+    assert sum(kept(nodes)) == 1
+    assert os.listdir(nodes.storage) == ["step-2.pt"]
+    assert [os.listdir(stage) for stage in nodes.stages] == [["step-2.pt"], [], []]
 
 
 def test_another_leader_continues(nodes, tmp_path):

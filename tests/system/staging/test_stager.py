@@ -24,6 +24,7 @@ from hpclaunch.system.staging import (
     other_files,
     publishing,
     room,
+    service,
 )
 from hpclaunch.system.staging import looking as looking_module
 from hpclaunch.system.staging import restoring as restoring_module
@@ -90,6 +91,20 @@ def test_the_next_launch_continues_from_what_is_on_storage(script, tmp_path):
     stager.flush(2)
     node.close(stager)
     assert picture(node.storage) == picture(node.stage)
+
+
+def test_nothing_is_copied_while_workers_load_what_was_restored(node, stager, monkeypatch):
+    monkeypatch.setattr(service, "AFTER_RESTORE", 3600.0)
+    for step in (1, 3):  # storage has nothing to restore at first
+        stager.requests.take(messages.Restore(1))
+        stager._answer()
+        write(node.stage / f"step-{step}.pt", step)
+        stager.work()
+        assert names(node.storage)[-1] == f"step-{min(step, 2)}.pt"
+        write(node.storage / "step-2.pt", 2)
+    stager.memory.copies_at = 0.0
+    stager.work()
+    assert names(node.storage) == [f"step-{step}.pt" for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -173,6 +173,7 @@ class Gathering:
                 # Before its first round, a node needs as much again for the next save.
                 if why := found.free.lack(size, 1 if found.restore.number else 2):
                     raise GivenUpError(why, nodes.hosts.get(node, ""))
+            nodes.cancel_keeping()
             failed = nodes.fetch(transfers)
             failures = failures + 1 if failed else 0
             for node, why_not in failed.items():

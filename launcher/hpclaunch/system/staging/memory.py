@@ -5,6 +5,7 @@ it for several. Methods without a body have nothing to do on one node.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 
 from hpclaunch.core.staging.files import StagedFile
@@ -23,6 +24,12 @@ class Memory:
         self.launch = launch
         self.leads = True  # whether this stager drains checkpoints
         self.term = 0  # in which it leads
+        self.copies_at = 0.0  # no copy of a checkpoint begins before
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether copies have to wait, because workers load what was restored."""
+        return time.monotonic() < self.copies_at
 
     def refresh(self) -> None:
         """Have `launch.root` show what is in memory now. Raises OSError and GivenUpError, also if a

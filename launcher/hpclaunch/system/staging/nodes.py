@@ -263,6 +263,10 @@ class Nodes(Memory):
                 others.append(self._replicating.manifest(each))
         self._replicating.look([self._last[each.key] for each in complete], others)
 
+    def cancel_keeping(self) -> None:
+        """Cancel the copies to buddies: what has to be fetched now would take longer."""
+        self._replicating.cancel_keeping()
+
     def drop_kept(self, host: str) -> None:
         for node in self.inventories:
             if self.hosts.get(node) == host:

@@ -62,6 +62,11 @@ class Replicating:
                     self._again[node] = time.monotonic() + AGAIN
                 self._ended.append(KeepEnded(node, call.done() and why is None))
 
+    def cancel_keeping(self) -> None:
+        """Cancel the copies that are not complete. A later look decides anew."""
+        for call in self._keeping.values():
+            call.cancel()
+
     def drop_all(self, node: int) -> None:
         """Have a node that has no room keep nothing until the next restore."""
         self._full[node] = self._nodes.inventories[node].restore.number
@@ -132,7 +137,8 @@ class Replicating:
         size = sum(each.file.size for each in keep.transfers)
         size += sum(file.size for file in keep.manifest.files if file.owner == node)
         is_late = time.monotonic() >= self._again.get(node, 0.0)
-        return is_late and not self._is_full(node) and not found.free.lack(size, 1)
+        may_begin = is_late and not self._nodes.is_quiet
+        return may_begin and not self._is_full(node) and not found.free.lack(size, 1)
 
     def _is_full(self, node: int) -> bool:
         found = self._nodes.inventories.get(node)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from .gathering import Gathering
 
+AFTER_RESTORE = 3.0  # seconds in which no copy begins: workers load the checkpoint
 GRACE = 0.5  # seconds for workers to die with their agent
 MIXED = "a file of it is of another save, or was lost with a node"
 NICE = 10
@@ -104,7 +105,9 @@ class Stager:
             pending.remove(request)
             match request:
                 case messages.Restore():
-                    send(self.restore(request))
+                    send(reply := self.restore(request))
+                    if isinstance(reply, messages.Restored) and reply.size:
+                        self.memory.copies_at = time.monotonic() + AFTER_RESTORE
                 case messages.Search(id=number):
                     send(self.search(number))
                 case messages.Flush(id=number):
@@ -157,7 +160,7 @@ class Stager:
             return
         complete = draining.consider(found)
         for contents in complete:
-            if draining.is_waiting(contents):
+            if self.memory.is_quiet or draining.is_waiting(contents):
                 break
             if not draining.is_on_storage(contents):
                 if not draining.drain(contents, found):
