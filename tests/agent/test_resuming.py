@@ -157,6 +157,14 @@ def test_one_that_is_idle_ends_and_the_next_request_starts_another(resuming):
     assert answer(resuming) == [events.CheckpointChosen("", number=8)]
 
 
+def test_a_round_that_ends_early_starts_it_before_it_is_needed(resuming):
+    resuming.stopped()
+    process = process_of(resuming)
+    resuming.look(Look(1, "there.pt", "mark", 0, 0))
+    answer(resuming)
+    assert process_of(resuming) == process
+
+
 def test_that_of_the_agent_that_has_chosen_reads_ahead_until_the_round_ends(resuming):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)

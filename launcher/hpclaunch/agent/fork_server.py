@@ -128,7 +128,7 @@ class ForkServer(Adapter):
         self._send(messages.Offer(notice.number, notice.step, notice.signum))
 
     def _stop_workers(self, effect: effects.StopWorkers) -> list[events.Event]:
-        self._resuming.ended()
+        self._resuming.stopped()
         if self._start.cancel():
             return [events.WorkersGone()]
         self._send(messages.Stop(effect.signum))

@@ -178,9 +178,18 @@ class Resuming(Adapter):
             if self._staging is not None:
                 self._staging.note_rounds(self._rounds, hurry=True)
 
+    def stopped(self) -> None:
+        """Note that the round ends early. Start the process that looks for the next round's
+        checkpoint, while the workers are stopped.
+        """
+        self.ended()
+        if self._settings is not None:
+            with contextlib.suppress(OSError):  # the next request tries again
+                self._served()
+
     def failed(self) -> None:
         """Note that a worker has failed, which ends the round."""
-        self.ended()
+        self.stopped()
         if self._staging is not None:
             self._staging.note_failure()
 
