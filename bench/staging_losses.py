@@ -1,7 +1,7 @@
 """Time the loss of a node on a Slurm cluster, with checkpoints on slow storage and with --stage.
 
     python bench/staging_losses.py [--runs 2] [--spares 1] [--size 1000] [--every 20]
-        [--rate 100] [--latency 20]
+        [--loss-timeout 3] [--rate 100] [--latency 20]
 
 Three nodes train with one worker each, and a fourth is the spare, unless --spares is 0. Once a
 checkpoint is complete, the node with the highest rank, or the head's node, is lost as without
@@ -66,7 +66,8 @@ def measure(
 ) -> Loss | None:
     """Run one training until it continues after a loss."""
     nodes = f"{NODES}" if args.spares else f"{NODES - 1}:{NODES}"
-    more = [f"--nnodes={nodes}", "--checkpoint-dir", str(where), *[STAGE] * case.stages]
+    more = [f"--nnodes={nodes}", f"--loss-timeout={args.loss_timeout:g}"]
+    more += ["--checkpoint-dir", str(where), *[STAGE] * case.stages]
     start = command(HPCLAUNCH, 1, max_restarts=10, more=more)
     here = replace(start, env=start.env | held.env)
     script = (WORKER, where, "--how", case.how, "--size", args.size, "--every", args.every)
@@ -103,7 +104,7 @@ def measure(
 def compare(cluster: Cluster, storage: Path, name: str, how: str, args) -> None:
     left = "a spare takes over" if args.spares else f"{NODES - 1} nodes are left"
     saves = f"{name}, {args.size} MB, saved every {args.every:g} s"
-    print(f"\n{saves}; {left}; medians of {args.runs} losses")
+    print(f"\n{saves}; {left}; --loss-timeout {args.loss_timeout:g}; medians of {args.runs} losses")
     print(f"{'':40}{'new round':>12}{'restart':>12}{'repeated':>12}", flush=True)
     for lost, head in (("a node is lost", False), ("the head's node is lost", True)):
         for stages in (False, True):
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--spares", type=int, choices=(0, 1), default=1, help="spare nodes")
     parser.add_argument("--size", type=int, default=1000, help="MB of a checkpoint")
     parser.add_argument("--every", type=float, default=20, help="seconds between saves")
+    parser.add_argument("--loss-timeout", type=float, default=3, help="in seconds, at least 2")
     slow_storage.add_options(parser)
     args = parser.parse_args()
     if missing := why_not() or slow_storage.why_not():
