@@ -41,7 +41,7 @@ class Staging:
 
     def __init__(self, paths):
         self.paths, self.asked, self.skipped, self.copies = paths, [], (), Copies()
-        self.restored = []
+        self.restored, self.saves_directly = [], False
         self.is_late, self.waits = False, None  # a search that waits for the restore
 
     @property

@@ -350,6 +350,41 @@ def test_a_script_without_the_directory_in_its_arguments_is_named(tmp_path):
     assert begins(done.stdout) == [0, 3]
 
 
+# It saves in `ckpt` whatever its arguments are.
+DIRECT = TRAIN.replace("sys.argv[1]", "'ckpt'")
+DIRECT_WORDS = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt")
+REFUSED = "from the next round on, the script saves to ckpt itself: it has saved step-"
+
+
+def test_after_a_direct_save_the_next_round_resumes_from_storage(tmp_path):
+    body = DIRECT.replace("AFTER", f"await_fact('StageRefused')\n    {DIES}")
+    path = script(tmp_path, body)
+    done = hpclaunch(*DIRECT_WORDS, path, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert REFUSED in done.stderr
+    assert "in memory)" not in done.stderr
+    assert begins(done.stdout) == [0, 3]
+
+
+def test_a_direct_save_after_a_notice_counts(tmp_path):
+    leaves = """if step == 2:
+        await_fact('StageRefused')
+        signals = []
+        signal.signal(signal.SIGUSR1, lambda *_: signals.append(1))
+        print("ready", flush=True)
+        while not signals:
+            time.sleep(0.02)
+    if step == 3:
+        sys.exit()"""
+    path = script(tmp_path, DIRECT.replace("AFTER", leaves))
+    agent = start(*DIRECT_WORDS, path, cwd=tmp_path, environ=environment(**ENVIRON))
+    list(until_line(agent, "ready"))
+    agent.send_signal(signal.SIGUSR1)
+    _, written = agent.communicate(timeout=LIMIT)
+    assert agent.returncode == 75, written
+    assert f"with {tmp_path}/ckpt/step-3.pt" in written
+
+
 def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(tmp_path):
     path = script(tmp_path, FAILS_TO_LOAD.replace("AFTER", ""))
     words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")

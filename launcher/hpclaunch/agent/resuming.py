@@ -118,7 +118,13 @@ class Resuming(Adapter):
     @property
     def stage(self) -> StagedPaths | None:
         """Where the script saves in memory; None if it saves on storage."""
-        return None if self._staging is None else self._staging.paths
+        staging = self._staging
+        return None if staging is None or self._is_last_on_storage else staging.paths
+
+    @property
+    def _is_last_on_storage(self) -> bool:
+        """Whether the last search has to find what the script has saved on storage itself."""
+        return self._is_last and self._staging is not None and self._staging.saves_directly
 
     def _flush(self, effect: effects.FlushStage) -> list[events.Event]:
         assert self._staging is not None, "the job stages"
@@ -214,7 +220,7 @@ class Resuming(Adapter):
         self._search_tries, self._avoid = TRIES, dict(effect.avoid)
         self._question, self._ended_well = effect.number, effect.ended_well
         self._is_last = effect.is_last
-        if self._staging is None:
+        if self._staging is None or self._is_last_on_storage:
             return self._begin_search()
         self._search_number = self._stager_number = 0
         spread = self._spread

@@ -3,7 +3,7 @@
 The script saves in the staging directory, and searches look only there. Before the first search,
 the stager copies the newest checkpoint on storage into it. If memory does not suffice, the script
 saves on storage from the next round on. So it does after a round in which a worker failed while
-memory was full.
+memory was full, or in which the script has saved on storage itself.
 
 This is for one node; `spread_staging.py` extends it for several.
 """
@@ -73,6 +73,7 @@ class Staging(Adapter):
         self._tried: set[tuple[str, ...]] = {()}  # `avoid` of each restore since the last round
         self._has_begun = False  # a restore is done, or a round saves in memory
         self._is_refused = False  # the next round saves on storage
+        self.saves_directly = False  # the script saves on storage in any case
         self._wait: Wait | None = None  # for the stager
         self.copies = Copies()
         self._kills = MemoryKills()
@@ -279,6 +280,9 @@ class Staging(Adapter):
                 return self._cannot_restore(reply.why, reply.host)
             case messages.NoRoom(why=why, host=host):
                 return self._refuse(why, host)
+            case messages.DirectSave(name=name):
+                self.saves_directly = True
+                return self._refuse(f"it has saved {name} there, and nothing in memory")
             case messages.DrainProgress():
                 self.copies.current = reply
             case messages.Drained(path=path, step=step, size=size, seconds=seconds):

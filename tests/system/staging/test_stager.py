@@ -128,6 +128,28 @@ def test_checkpoints_by_frameworks_pass_through_storage(name, tmp_path):
     assert picture(one.stage) == picture(one.storage) == picture(other.stage)
 
 
+def test_a_script_that_saves_on_storage_itself_is_reported_once(node, stager, monkeypatch):
+    monkeypatch.setattr(service, "STORAGE_PERIOD", 0.0)
+    write(node.storage / "step-1.pt", 1)
+    stager.restore(messages.Restore(1))
+    stager.requests.rounds = ((time.time_ns() - SECOND, None, 1),)  # times of files are coarse
+    stager.work()
+    assert not sent(node, messages.DirectSave)
+    for step in (2, 3):
+        write(node.storage / f"step-{step}.pt", step)
+        stager.work()
+    assert sent(node, messages.DirectSave) == [messages.DirectSave("step-2.pt")]
+
+
+def test_a_script_that_has_saved_in_memory_may_save_on_storage_too(node, stager):
+    stager.requests.rounds = ((time.time_ns() - SECOND, None, 1),)
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    write(node.storage / "step-2.pt", 2)
+    stager.work()
+    assert not sent(node, messages.DirectSave)
+
+
 def test_the_newest_is_first_and_the_others_follow(node, stager):
     for step in (1, 2, 3):
         write(node.stage / f"step-{step}.pt", step)

@@ -102,7 +102,7 @@ class StageFetched:
 
 @value(frozen=True)
 class StageRefused:
-    """--stage: the script saves on storage, since memory does not suffice."""
+    """--stage: the script saves on storage, since memory does not suffice, or in any case."""
 
     host: str
     where: str  # --checkpoint-dir

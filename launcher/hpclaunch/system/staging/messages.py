@@ -143,6 +143,14 @@ class NoRoom(Message):
     host: str = ""  # the node without room; "": this one
 
 
+class DirectSave(Message):
+    """The script has saved a checkpoint to storage itself, and none in memory, where searches would
+    not find it. The next round should save to storage.
+    """
+
+    name: str
+
+
 class DrainProgress(Message):
     """A checkpoint is being copied to storage. Sent at most once a second."""
 
@@ -202,6 +210,7 @@ Reply: TypeAlias = (
     | Searched
     | Refused
     | NoRoom
+    | DirectSave
     | DrainProgress
     | Drained
     | DrainFailed

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, get_args
 
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
 from hpclaunch.system.checkpoints.service import seen
@@ -45,6 +47,7 @@ AFTER_RESTORE = 3.0  # seconds in which no copy begins: workers load the checkpo
 GRACE = 0.5  # seconds for workers to die with their agent
 MIXED = "a file of it is of another save, or was lost with a node"
 NICE = 10
+STORAGE_PERIOD = 10.0  # seconds between two looks for direct saves
 
 
 class Stager:
@@ -58,6 +61,7 @@ class Stager:
         self.looking = looking = Looking(launch, requests, memory)
         self.others, self.deletion = OtherFiles(launch, memory), Deletion(launch, memory)
         self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
+        self._storage_due = 0.0  # when to look for direct saves; inf: no longer
         answer = self._answer_during_a_drain
         self.draining = draining = Draining(
             launch, requests, memory, looking, self.others, self.deletion, answer
@@ -163,15 +167,35 @@ class Stager:
             if self.memory.is_quiet or draining.is_waiting(contents):
                 break
             if not draining.is_on_storage(contents):
+                self._storage_due = math.inf  # the script saves in memory
                 if not draining.drain(contents, found):
                     self.looking.due = 0.0
                     with contextlib.suppress(OSError, GivenUpError):  # the flush reports it
                         between = draining.between(None)
                         self._report(self.others.drain(found, between, draining.absent(found)))
                 break
+        if time.monotonic() >= self._storage_due:
+            self._look_at_storage()
         self._rotate()
         self.deletion.make_room(complete, draining.is_on_storage)
         self.memory.share()
+
+    def _look_at_storage(self) -> None:
+        """Report it once if the script has saved a checkpoint on storage, and none in memory."""
+        launch, rounds = self._launch, self.requests.rounds
+        begun = rounds[0][0] if rounds else None
+        if begun is None:
+            return
+        self._storage_due = time.monotonic() + STORAGE_PERIOD
+        with contextlib.suppress(OSError, GivenUpError):
+            newest = launch.storage_thread.run(self._newest_on_storage)
+            if newest is not None and newest.time > max(launch.record.newest, begun):
+                self.requests.send(messages.DirectSave(newest.name))
+                self._storage_due = math.inf
+
+    def _newest_on_storage(self) -> CheckpointCandidate | None:
+        found = self._launch.there.examine(self.requests.rounds)
+        return next((each.candidate for each in found if each.lacks is None), None)
 
     def _report(self, failed: Sequence[tuple[str, str]]) -> None:
         """Report one of the files that could not be copied, unless the reason was reported."""
