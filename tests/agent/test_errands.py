@@ -121,7 +121,7 @@ def hanging(py_spy):
 
 def test_each_errand_has_its_own_answer(runner, tmp_path):
     runner.run("name", resolve("a name.invalid"))
-    runner.run("command", notify(f"cat > {tmp_path}/event; exit 3"))
+    runner.run("command", notify(f"cat > '{tmp_path}/event'; exit 3"))
     runner.run("address", resolve())
     runner.run("loopback", resolve(HERE))
     answers = dict(runner.wait_for(4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,8 +24,9 @@ LIMIT = 60.0  # seconds; far more than any of this takes
 
 
 def test_it_reads_the_event(tmp_path):
-    assert notify(f"cat > {tmp_path}/event; echo dropped", EVENT) == ""
-    assert json.loads((tmp_path / "event").read_text()) == EVENT
+    event = tmp_path / "event"
+    assert notify(f"cat > {shlex.quote(str(event))}; echo dropped", EVENT) == ""
+    assert json.loads(event.read_text()) == EVENT
 
 
 def test_it_is_a_line_for_a_shell_with_the_environment_of_the_user(tmp_path, monkeypatch):
@@ -36,12 +38,14 @@ def test_it_is_a_line_for_a_shell_with_the_environment_of_the_user(tmp_path, mon
 
 def test_signals_are_as_the_user_has_them(tmp_path):
     """The helper itself blocks all signals."""
+    out = tmp_path / "out"
+    command = f"grep SigBlk /proc/self/status > {shlex.quote(str(out))}"
     old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2, signal.SIGTERM])
     try:
-        assert notify(f"grep SigBlk /proc/self/status > {tmp_path}/out", {}, [signal.SIGUSR2]) == ""
+        assert notify(command, {}, [signal.SIGUSR2]) == ""
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
-    blocked = int((tmp_path / "out").read_text().split()[1], 16)
+    blocked = int(out.read_text().split()[1], 16)
     assert blocked in (0, 1 << (signal.SIGUSR2 - 1))  # some shells begin with none
 
 
@@ -61,8 +65,9 @@ def test_what_went_wrong(command, why):
 
 def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
     started = tmp_path / "pid"
+    command = f"sleep 1000 & echo $! > {shlex.quote(str(started))}; sleep 1000"
     while not started.exists() or not started.read_text():  # it was killed before it had begun
-        said = notify(f"sleep 1000 & echo $! > {started}; sleep 1000", EVENT, limit=0.5)
+        said = notify(command, EVENT, limit=0.5)
         assert said == "was killed: it took longer than 0.5 s"
     pid = int(started.read_text())
     deadline = time.monotonic() + LIMIT
@@ -79,8 +84,9 @@ def is_gone(pid):
 
 
 def test_what_it_leaves_running_holds_up_nobody(tmp_path):
-    assert notify(f"sleep 1000 & echo $! > {tmp_path}/pid", EVENT) == ""
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    pid = tmp_path / "pid"
+    assert notify(f"sleep 1000 & echo $! > {shlex.quote(str(pid))}", EVENT) == ""
+    os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_one_that_reads_nothing_of_a_large_event():
@@ -120,7 +126,7 @@ def test_what_is_in_the_way(tmp_path):
 def test_a_py_spy_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
     """Children of py-spy hold its output, and may ignore its death."""
     program, pids = tmp_path / "py-spy", tmp_path / "pids"
-    program.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {pids}\nsleep 1000\n")
+    program.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > '{pids}'\nsleep 1000\n")
     program.chmod(0o755)
     while not pids.exists() or not pids.read_text():  # it was killed before it had begun
         assert stacks(str(program), [1], time.monotonic() + 0.5) == ("",)

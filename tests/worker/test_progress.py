@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_steps_of_processes_below_the_worker(server, tmp_path):
 def test_steps_below_a_shell_script(server, tmp_path):
     """The numbers of one program are not taken for those of the next."""
     (tmp_path / "before.py").write_text("import hpclaunch.progress as it\nit.step(1200)")
-    inner = " ".join(python(tmp_path, LIGHT))
+    inner = shlex.join(python(tmp_path, LIGHT))
     before = f"{sys.executable} -c 'print()'; {sys.executable} before.py"
     path = f"export PYTHONPATH=$PYTHONPATH:{LIGHT_TORCH}"
     server.run(["sh", "-c", f"{path}; {before}; {inner}; exit 0"], tmp_path)
