@@ -1,6 +1,7 @@
 """The stacks of real workers that are asked for them, below a stand-in for the fork server."""
 
 import contextlib
+import resource
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from progress_server import HOOKS, LIMIT, python
 from falling_asleep import until_asleep
 from hpclaunch.agent.evidence import state_of
 from hpclaunch.worker import evidence, stack_questions
-from hpclaunch.worker.site._hpclaunch_layout import RESPONDER, SIGNAL
+from hpclaunch.worker.site._hpclaunch_layout import HIGH, RESPONDER, SIGNAL
 from hpclaunch.worker.worker_processes import is_traced
 from surroundings import LIGHT_TORCH
 
@@ -231,12 +232,16 @@ def test_a_handler_that_was_there_before_stays_and_is_not_called(server, tmp_pat
     assert server.processes[0].stdout.read() == ""
 
 
+# The descriptor for stacks of a worker that has the limit of this process.
+STACKS = next(fd for fd in HIGH if fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
 @pytest.mark.parametrize(
     "closes",
     [
         "os.closerange(3, 4096)",
         f"import faulthandler; faulthandler.unregister({SIGNAL})",
-        "os.dup2(os.open('mine', os.O_WRONLY | os.O_CREAT), 900)",
+        f"os.dup2(os.open('mine', os.O_WRONLY | os.O_CREAT), {STACKS})",
     ],
 )
 def test_a_script_that_takes_away_what_is_needed_is_left_alone(server, tmp_path, closes):
