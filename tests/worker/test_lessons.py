@@ -92,7 +92,7 @@ from _hpclaunch_hooks import beside
 kind = beside("_hpclaunch_restart").Restarts
 restarts = kind.__new__(kind)
 restarts.pid, restarts.directory = 0, ""  # as in a process that the script has forked
-name = os.fsdecode(bytes.fromhex(sys.argv[2])) * 1000
+name = bytes.fromhex(sys.argv[2]).decode("utf-8", "surrogateescape") * 1000
 exec(compile(f"restarts.restart('variable', name)", name, "exec"))
 sys.stdout.buffer.write(restarts.noted)
 """
