@@ -138,18 +138,11 @@ class Gathering:
 
         try:
             run = self._launch.storage_thread.run
-            stored = run(self._stored, request.avoid, meanwhile=meanwhile)
+            stored = run(self._launch.newest_on_storage, request.avoid, meanwhile=meanwhile)
         except OSError as e:
             why = cause(e)
             return newest, (f"{os.path.join(storage, '*')}: {why}, and may have a newer one",)
-        return (newest if stored <= newest.time else None), ()
-
-    def _stored(self, avoid: Collection[str]) -> int:
-        """Return the time of the newest checkpoint on storage. Raises OSError."""
-        for found in self._launch.there.examine():
-            if found.lacks is None and found.candidate.path not in avoid:
-                return found.candidate.time
-        return 0
+        return (newest if stored is None or stored.time <= newest.time else None), ()
 
     def _own(self, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint that was restored on this node."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
+from hpclaunch.system.checkpoints.messages import RoundTimes
 from hpclaunch.system.checkpoints.service import CheckpointService
 
 from .copying import StorageThread
@@ -38,6 +41,17 @@ class Launch:
         settings = self._settings
         where = os.path.normpath(os.path.join(root, settings.pattern))
         return CheckpointService(where, settings.exclude, settings.complete, settings.verify)
+
+    def newest_on_storage(
+        self, avoid: Collection[str] = (), rounds: RoundTimes = ()
+    ) -> CheckpointCandidate | None:
+        """Return the newest complete checkpoint on storage that is at none of the paths `avoid`.
+        Raises OSError.
+        """
+        for found in self.there.examine(rounds):
+            if found.lacks is None and found.candidate.path not in avoid:
+                return found.candidate
+        return None
 
     def on_storage(self, key: str) -> str:
         return os.path.normpath(os.path.join(self.storage, key))

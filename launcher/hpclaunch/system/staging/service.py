@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, get_args
 
-from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
 from hpclaunch.system.checkpoints.service import seen
@@ -188,14 +187,10 @@ class Stager:
             return
         self._storage_due = time.monotonic() + STORAGE_PERIOD
         with contextlib.suppress(OSError, GivenUpError):
-            newest = launch.storage_thread.run(self._newest_on_storage)
+            newest = launch.storage_thread.run(launch.newest_on_storage, (), rounds)
             if newest is not None and newest.time > max(launch.record.newest, begun):
                 self.requests.send(messages.DirectSave(newest.name))
                 self._storage_due = math.inf
-
-    def _newest_on_storage(self) -> CheckpointCandidate | None:
-        found = self._launch.there.examine(self.requests.rounds)
-        return next((each.candidate for each in found if each.lacks is None), None)
 
     def _report(self, failed: Sequence[tuple[str, str]]) -> None:
         """Report one of the files that could not be copied, unless the reason was reported."""
