@@ -91,7 +91,7 @@ class Replicating:
         for node, generation in drops:
             if node in nodes:
                 nodes.wait({node: nodes[node].ask(orders.Drop(generation))})
-        keeps = [e for e in effects if type(e) is Keep and self._has_room(e)]
+        keeps = [e for e in effects if type(e) is Keep and self._may_keep(e)]
         self._lend(keeps)
         failed = nodes.wait(
             {e.node: nodes[e.node].ask(orders.Keep(e.manifest)) for e in keeps if e.node in nodes}
@@ -131,8 +131,10 @@ class Replicating:
         lends = {n: orders.Lend(tuple(some)) for n, some in entries.items()}
         nodes.wait({n: nodes[n].ask(order) for n, order in lends.items() if n in nodes})
 
-    def _has_room(self, keep: Keep) -> bool:
-        """Return whether a node can keep this, and has room for its part of the next save then."""
+    def _may_keep(self, keep: Keep) -> bool:
+        """Return whether a node may begin to keep this, and has room for its part of the next save
+        then.
+        """
         node, found = keep.node, self._nodes.inventories[keep.node]
         size = sum(each.file.size for each in keep.transfers)
         size += sum(file.size for file in keep.manifest.files if file.owner == node)
