@@ -31,7 +31,7 @@ from hpclaunch.system.logs.fact_files import KINDS
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-INNER = (Origin.SIGTERM, Origin.NOTICE, Origin.DRAIN)  # no verdict has it in the end
+INNER = (Origin.SIGTERM, Origin.DRAIN)  # no verdict has it in the end
 INDEX = DOCS / "README.md"
 PAGES = [
     README,

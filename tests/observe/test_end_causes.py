@@ -166,6 +166,7 @@ def test_workers_that_were_stopped_are_not_to_blame(reason):
         (Origin.TIME_LIMIT, Cause.TIME_LIMIT),
         (Origin.PREEMPTION, Cause.PREEMPTED),
         (Origin.REQUEUE, Cause.REQUEUED),
+        (Origin.NOTICE, Cause.NOTICE),
         (Origin.USAGE, Cause.USAGE),
         (Origin.NODE_LOST, Cause.LOST),
         (Origin.NODE_UNFIT, Cause.UNFIT),

@@ -84,7 +84,7 @@ def test_hanging_workers():
 
 
 ASKED_FOR = (Origin.DONE, Origin.STOP, Origin.SIGNAL, Origin.SIGTERM, Origin.USAGE)
-INNER = (Origin.NOTICE, Origin.DRAIN)  # no verdict has it
+INNER = (Origin.DRAIN,)  # no verdict has it
 OTHERS = [origin for origin in Origin if origin not in {*ASKED_FOR, *INNER}]
 
 

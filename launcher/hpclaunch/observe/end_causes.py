@@ -18,7 +18,13 @@ MOST_FRAMES = 3  # of a traceback, the innermost
 PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # at the beginning of torch's lines
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 # Only jobs end for these causes, not rounds.
-_OF_JOBS = (EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.USAGE, EndCause.DONE)
+_OF_JOBS = (
+    EndCause.PREEMPTED,
+    EndCause.REQUEUED,
+    EndCause.NOTICE,
+    EndCause.USAGE,
+    EndCause.DONE,
+)
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 

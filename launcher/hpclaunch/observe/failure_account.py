@@ -40,6 +40,7 @@ HUNG = (
 ADVICE = {
     Origin.TIME_LIMIT: SUBMIT_AGAIN,
     Origin.PREEMPTION: SUBMIT_AGAIN,
+    Origin.NOTICE: SUBMIT_AGAIN,
     Origin.NODE_LOST: "submit the job again: with --checkpoint-dir it continues from its newest "
     "checkpoint. With --nnodes MIN:MAX and srun --no-kill a job continues without a lost node; "
     "with --requeue, Slurm starts it again by itself.",
@@ -55,6 +56,7 @@ SECTIONS = {
     Origin.TIME_LIMIT: "not-finished",
     Origin.PREEMPTION: "not-finished",
     Origin.REQUEUE: "not-finished",
+    Origin.NOTICE: "not-finished",
     Origin.NODE_LOST: "node-lost",
     Origin.NODE_UNFIT: "node-unfit",
     Origin.HEAD_LOST: "head-lost",

@@ -187,7 +187,7 @@ WAYS = {
     Origin.TIME_LIMIT: Way(True, True, 75, Origin.TIME_LIMIT, LEAVE, REQUEUE, LEAVE),
     Origin.PREEMPTION: Way(True, True, 75, Origin.PREEMPTION, LINGER, REQUEUE, LINGER),
     Origin.REQUEUE: Way(True, True, 75, Origin.REQUEUE, LEAVE, REQUEUE, LEAVE),
-    Origin.NOTICE: Way(True, True, 75, Origin.TIME_LIMIT, LEAVE, REQUEUE, LEAVE),
+    Origin.NOTICE: Way(True, True, 75, Origin.NOTICE, LEAVE, REQUEUE, LEAVE),
     Origin.DRAIN: Way(True, True, None, None, LEAVE, LEAVE, LEAVE),
     Origin.NODE_LOST: Way(False, False, 1, Origin.NODE_LOST, LEAVE, REQUEUE, LEAVE),
     Origin.NODE_UNFIT: Way(False, False, 1, Origin.NODE_UNFIT, LEAVE, REQUEUE, LEAVE),

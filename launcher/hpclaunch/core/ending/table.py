@@ -59,9 +59,6 @@ class Row:
     cause: EndCause = EndCause.OTHER  # as reports name it, if no worker has failed
     state: JobState | None = None  # the job's state in Slurm that announces this end
     moment: str = ""  # when Slurm ends the job, in messages
-    # The origin that the verdict has; None: that of the row. In a verdict on SIGTERM, it is
-    # replaced once Slurm has said what the signal means.
-    recorded_as: Origin | None = None
 
 
 ENDS = {
@@ -102,8 +99,7 @@ ENDS = {
         notice=Notice.AT_ONCE,
         next_run=NextRun.WANTED,
         kind=EndKind.TIME_LIMIT,
-        cause=EndCause.TIME_LIMIT,
-        recorded_as=Origin.TIME_LIMIT,
+        cause=EndCause.NOTICE,
     ),
     Origin.DRAIN: Row(
         code=None,
@@ -170,7 +166,7 @@ def verdict(
     return Verdict(
         code,
         reason,
-        row.recorded_as or origin,
+        origin,
         cause=failure,
         consequences=consequences,
         restarts=restarts,
