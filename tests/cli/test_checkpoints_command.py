@@ -104,7 +104,7 @@ def test_a_pattern_and_what_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("nowhere", "nothing of that name in nowhere: a training would begin at the start"),
+        ("nowhere", "no directory nowhere: a training would begin at the start"),
         ("empty", "no checkpoint in empty: a training would begin at the start"),
     ],
 )

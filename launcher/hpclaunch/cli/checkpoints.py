@@ -185,6 +185,6 @@ def _summary(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None,
             f"{candidate.format.load}"
         )
     if not found:
-        there = "no checkpoint" if os.path.isdir(where) else "nothing of that name"
-        return f"{there} in {where}: a training would begin at the start"
+        lacking = "no checkpoint in" if os.path.isdir(where) else "no directory"
+        return f"{lacking} {where}: a training would begin at the start"
     return "none of them is complete: a training would begin at the start"
