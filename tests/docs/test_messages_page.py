@@ -17,6 +17,7 @@ from hpclaunch.core.protocol.facts import Fact
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     NO_RANK,
+    Culprit,
     Failure,
     Leftover,
     Origin,
@@ -159,6 +160,7 @@ EXAMPLES: tuple[Fact, ...] = (
     _restart(is_last=True),
     _restart(used=3, outage_delay=2.0),
     _restart(used=3, node_delay=1.0),
+    _restart(cause=Failure(2, NO_RANK, "n2", 137, 9, 0.0, "", culprit=Culprit.FORK_SERVER)),
     _began(**SAVED),
     _began(passed_over=CUT_SHORT, **SAVED),
     _began(passed_over=CHANGED, **SAVED),
