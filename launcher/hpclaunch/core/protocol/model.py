@@ -130,7 +130,7 @@ class EndCause(str, Enum):
     UNFIT = "node unfit"
     PREEMPTED = "preemption"
     REQUEUED = "requeue"  # not by hpclaunch
-    NOTICE = "notice"  # from a user, after which the workers saved and exited
+    NOTICE = "notice"  # a signal, or `hpclaunch notice`: the workers have saved and exited
     TIME_LIMIT = "time limit"
     USER = "user"
     USAGE = "wrong usage"
