@@ -125,6 +125,28 @@ def test_how_fast_steps_are_made():
     assert (job.steps, job.step) == (390, 0)
 
 
+def test_the_time_before_the_first_step_is_no_part_of_the_pace():
+    crew = training()
+    for made in (0, 1, 11):
+        crew.feed(0, seen(steps=(made, made)))
+        crew.until(crew.now + 5.0)
+    assert snapshot(crew).pace == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_number_of_steps_that_a_report_repeats_is_not_taken_for_a_new_one():
+    """Agents read it every few seconds. A report about something else has the last number again."""
+    crew = training()
+    crew.feed(0, seen(steps=(10, 10)))
+    crew.until(crew.now + 1.0)
+    crew.feed(0, seen(steps=(12, 12)))
+    crew.until(crew.now + 4.5)
+    crew.feed(0, seen(steps=(12, 12), busy=True))
+    crew.until(crew.now + 1.0)
+    crew.feed(0, seen(steps=(23, 23)))
+    crew.until(crew.now + 1.0)
+    assert snapshot(crew).pace == pytest.approx(0.5, rel=0.1)
+
+
 def fail(crew, agent=1):
     crew.feed(agent, WorkerExited(2 * agent, 1, 0, "ValueError: no"))
     crew.feed(agent, WorkersGone())

@@ -51,17 +51,26 @@ class Round:
     missed: float = 0.0  # seconds of it in which the head's process did not run
     # The time and the number of steps of the agent of rank 0, over the last minute.
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    newest_step: int = 0  # in the last report of that agent
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
         """Note the failures and the pace in an agent's report on this round."""
         part, progress = peer.assignment, report.progress
         is_first = part is not None and part.first_rank == 0
-        is_due = not self.steps or now >= self.steps[-1][0] + STEPS_APART
-        if is_first and is_due and progress is not None and progress.steps:
-            self.steps.append((now, max(progress.steps)))
+        if is_first and progress is not None and any(progress.steps):
+            self._note_step(max(progress.steps), now)
         for e in report.exits:
             if restarts.failed(e) and e.rank not in self.failures:
                 self.failures[e.rank] = restarts.failure(e, report.round, peer.host, now)
+
+    def _note_step(self, step: int, now: float) -> None:
+        """Note how many steps were made. A report may repeat the number of an earlier one, since
+        agents read it every few seconds, so a number that was just read is preferred.
+        """
+        is_new, self.newest_step = step != self.newest_step, step
+        apart = STEPS_APART if is_new else 2 * STEPS_APART
+        if not self.steps or now >= self.steps[-1][0] + apart:
+            self.steps.append((now, step))
 
     @property
     def has_failed(self) -> bool:
