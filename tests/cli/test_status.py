@@ -353,9 +353,11 @@ def test_the_log_directory_answers_when_nobody_does(tmp_path):
 
 
 def test_the_log_directory_of_a_launch_that_runs(tmp_path):
-    """The running launch answers as well: the head's file may be old."""
+    """The running launch answers as well: the head has no file yet, or it may be old."""
     with waiting(tmp_path) as run:
         launch = run.until_status(runs)
+        done = hpclaunch("status", launch["logs"], cwd=tmp_path)
+        assert done.stdout.startswith(f"{launch['name']}  running for "), done.stderr
         earlier = {**launch, "time": launch["time"] - 40, "old": None}
         with open(os.path.join(launch["logs"], "status.json"), "w") as f:
             json.dump(earlier, f)

@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -83,6 +84,7 @@ def running_or_ended(
     last snapshot. Raises NoLaunchError.
     """
     from hpclaunch.system.logs import status_file
+    from hpclaunch.system.logs.fact_files import newest_launch
     from hpclaunch.system.network import launches
 
     try:
@@ -91,9 +93,13 @@ def running_or_ended(
         logged = status_file.newest(job)
         if logged is not None and _is_over(logged):
             return logged
-        if logged is None or not os.path.isdir(job):
+        if not os.path.isdir(job):
             raise
-    return launches.find(logged.name, environ)
+        # In the first minute, the head has not written one.
+        name = newest_launch(Path(job)) if logged is None else logged.name
+        if not name:
+            raise
+    return launches.find(name, environ)
 
 
 def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
