@@ -138,6 +138,10 @@ OUTAGES = [
     "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
     "torch.distributed.DistNetworkError: The client socket has failed to connect",
     "RuntimeError: [../third_party/gloo/x.cc:81] Timed out waiting 1800000ms for recv operation",
+    "RuntimeError: write(): fd 3 failed with No space left on device",  # so torch.save says it
+    "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
+    "RuntimeError: basic_ios::clear: iostream error",
+    "safetensors_rust.SafetensorError: Error: IoError(Disk quota exceeded (os error 122))",
 ]
 
 

@@ -288,7 +288,8 @@ MEANINGS = (
     Meaning(
         _words(
             pattern="(?i)timed out|connection (?:reset|closed|refused)|input/output error"
-            "|stale file handle"
+            "|stale file handle|no space left on device|disk quota exceeded"
+            r"|iostream error|unexpected pos \d"
         ),
         may_pass=True,
     ),
