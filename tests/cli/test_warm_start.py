@@ -247,6 +247,21 @@ def test_arguments_of_a_round_are_those_of_its_workers(run, tmp_path):
     assert said == [f"['a', '--resume', '{saved}'] True", "['a'] True"]
 
 
+def test_a_working_directory_that_is_renamed_during_the_run(tmp_path):
+    """The template has the absolute path of the script, which is no longer its path."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(
+        "import os, sys, torch\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    os.rename('../project', '../older'); sys.exit(1)\n"
+        "print(os.path.basename(os.getcwd()))\n"
+    )
+    words = ("--nproc=1", "--log-dir", tmp_path / "logs", "train.py")
+    env = environment(PYTHONPATH=os.fspath(LIGHT_TORCH))
+    done = hpclaunch(*words, cwd=tmp_path / "project", env=env)
+    assert (done.returncode, done.stdout) == (0, "older\n"), done.stderr
+
+
 COMPILES = """
 import torch
 step = torch.compile(lambda x: (x.sin() ** 2 + x.cos() ** 2).sum())

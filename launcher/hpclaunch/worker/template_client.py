@@ -51,6 +51,7 @@ class TemplateClient:
         self.successor: Successor | None = None
         self._ends = 0
         self.words: list[str] = []  # the workers' command lines up to the script
+        self._directory = ""  # in which it was started
         self.why = ""  # why the last template ended
         self.torchless = False  # its Python has no torch
         self.state = State.NONE
@@ -197,6 +198,7 @@ class TemplateClient:
                 os.set_inheritable(fd, True)
             pid = self._spawner.spawn(self._argv, environ, *output, blocked=self._blocked)
             undo.pop_all()
+        self._directory = _working_directory()
         for fd in output:
             os.set_inheritable(fd, False)
         theirs.close()
@@ -220,7 +222,12 @@ class TemplateClient:
         return (poll.poll(1000 * wait) and self.process.replies()) or []
 
     def fits(self, workers: Iterable[Worker]) -> bool:
-        return all(worker.argv[: len(self.words)] == self.words for worker in workers)
+        """Return whether these workers would run the script that the template has as an absolute
+        path since its start: that of a relative path changes if the working directory is renamed.
+        """
+        directory = _working_directory()
+        was_renamed = bool(directory) and directory != self._directory
+        return not was_renamed and all(w.argv[: len(self.words)] == self.words for w in workers)
 
     def leave(self) -> None:
         """Have the template end, since nobody needs it for now."""
@@ -251,6 +258,13 @@ class TemplateClient:
         how = signal.Signals(signum).name if signum else f"exit code {code}"
         self.why = last if last and failed else how
         return not has_left
+
+
+def _working_directory() -> str:
+    """Return the absolute path of the working directory; "" if it was removed."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return ""
 
 
 def _memory_files(undo: contextlib.ExitStack) -> list[int]:
