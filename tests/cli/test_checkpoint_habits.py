@@ -44,6 +44,16 @@ for step in range(first, 3):
         os.kill(os.getpid(), 9)
 """
 
+# As ImageNet's example with a fixed --resume: it looks for one name, beside which it has the best.
+FIXED_NAME = """
+import os, saving, sys
+last, best = (f"{sys.argv[1]}/{name}.pth.tar" for name in ("checkpoint", "model_best"))
+first = saving.load(last)["epoch"] if os.path.exists(last) else 0
+print(f"begins at {first}")
+for path in (last, best):
+    saving.save({"epoch": first + 1, "optimizer": {}}, path)
+"""
+
 # The newest is of a model with other sizes, as after a change of the script: torch complains of it
 # in a message of many lines.
 OTHER_SIZES = """
@@ -107,6 +117,17 @@ def test_a_script_that_only_has_to_know_that_there_is_one(tmp_path):
     assert done.returncode == 0, done.stderr
     begun = ["begins at 0 {}", f"begins at 1 {settings}", f"begins at 2 {settings}"]
     assert done.stdout.splitlines() == begun
+
+
+def test_one_that_looks_for_a_fixed_name_finds_it_in_memory_if_the_others_are_excluded(tmp_path):
+    (tmp_path / "saved").mkdir()
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "saved")
+    words += ("--checkpoint-exclude", "model_best*", script(tmp_path, FIXED_NAME), "saved")
+    for launch in range(2):
+        done = hpclaunch(*words, cwd=tmp_path, env=environment(**SAVING))
+        assert done.returncode == 0, done.stderr
+        assert begins(done.stdout) == [launch]
+        assert (tmp_path / "saved" / "model_best.pth.tar").exists()
 
 
 def test_one_that_does_not_fit_the_model_is_passed_over(tmp_path):
