@@ -72,6 +72,16 @@ def test_what_is_missing_is_passed_over(out, name):
     assert f"{name} is missing" in passed_over(out, out / "step-1", rounds=lately(2))
 
 
+def test_only_the_first_rank_saves(out):
+    """Scripts of diffusers do so. Just after the save, another rank might be about to save."""
+    shutil.rmtree(out / "step-1")
+    (out / "step-2" / "random_states_1.pkl").unlink()
+    saved = max(path.stat().st_mtime_ns for path in (out / "step-2").iterdir())
+    soon, later = ([[0, saved + seconds * 10**9, 2]] for seconds in (5, 15))
+    assert "random_states_1.pkl is missing" in passed_over(out, rounds=soon)
+    assert newest(out, rounds=later) == (str(out / "step-2"), [])
+
+
 def test_sharded_killed_as_it_began(tmp_path, accelerate):
     """The first directory exists, without any file."""
     accelerate.save(tmp_path, 1, 2, world=2, automatic=True, fsdp=True)

@@ -63,7 +63,9 @@ class Accelerate:
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder = candidate.folder
         files = folder.files
-        ranks = candidate.files_of_ranks(RANDOM, "random_states_{}.pkl")
+        others = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
+        others = [c for c in others if c is not candidate]
+        ranks = _random_states(candidate, others)
         if not ranks:
             raise IncompleteError(f"{FIRST} is missing, which save_state writes after the rest")
         first = ranks[0]
@@ -71,8 +73,6 @@ class Accelerate:
         none_newer((part for part in own if not OF_ALL.match(part.label)), first, slack=0)
         shared = fsdp.shared_parts(folder, candidate.facts)
         none_newer(shared, first)
-        others = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
-        others = [c for c in others if c is not candidate]
         neighbour = _neighbour(candidate, others)
         if neighbour is not None:
             for name in filter(OWN.fullmatch, neighbour.folder.files):
@@ -85,6 +85,25 @@ class Accelerate:
         yield from own
         yield from shared
         yield from (Part.of(entry, entry.name) for entry in (*ranks.values(), *objects))
+
+
+def _random_states(
+    candidate: CheckpointCandidate, others: list[CheckpointCandidate]
+) -> dict[int, Entry]:
+    """Return the random state of every rank. In the scripts of diffusers, only the first rank calls
+    save_state: its random state is enough if no save has another, and others had time to save.
+    """
+    first = candidate.folder.files.get(FIRST)
+    names = {name for c in (candidate, *others) for name in c.folder.files}
+    is_alone = not any(map(_is_of_another_rank, names))
+    if first is not None and is_alone and candidate.facts.is_settled(first.time):
+        candidate.world = 1
+        return {0: first}
+    return candidate.files_of_ranks(RANDOM, "random_states_{}.pkl")
+
+
+def _is_of_another_rank(name: str) -> bool:
+    return name != FIRST and RANDOM.fullmatch(name) is not None
 
 
 def _neighbour(
