@@ -222,8 +222,8 @@ class TemplateClient:
         return (poll.poll(1000 * wait) and self.process.replies()) or []
 
     def fits(self, workers: Iterable[Worker]) -> bool:
-        """Return whether these workers would run the script that the template has as an absolute
-        path since its start: that of a relative path changes if the working directory is renamed.
+        """Return whether these workers run the script of the template, which has its absolute path.
+        If the working directory has been renamed, that path may be wrong.
         """
         directory = _working_directory()
         was_renamed = bool(directory) and directory != self._directory
