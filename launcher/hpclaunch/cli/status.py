@@ -27,7 +27,7 @@ from hpclaunch.core.protocol.wording import harmless_json
 from hpclaunch.observe.job_screen import job_line, job_list, job_screen
 from hpclaunch.observe.text_style import TextStyle
 
-from . import say, write
+from . import launch_ledgers, say, write
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ def running_or_ended(
     last snapshot. Raises NoLaunchError.
     """
     from hpclaunch.system.logs import status_file
-    from hpclaunch.system.logs.fact_files import newest_launch
     from hpclaunch.system.network import launches
 
     try:
@@ -93,13 +92,20 @@ def running_or_ended(
         logged = status_file.newest(job)
         if logged is not None and _is_over(logged):
             return logged
-        if not os.path.isdir(job):
-            raise
         # In the first minute, the head has not written one.
-        name = newest_launch(Path(job)) if logged is None else logged.name
-        if not name:
+        names = _names_in(Path(job)) if logged is None else [logged.name]
+        if not names or not os.path.isdir(job):
             raise
-    return launches.find(name, environ)
+    return launches.find(names[-1], environ)
+
+
+def _names_in(directory: Path) -> list[str]:
+    """Return the names of the launches in a log directory, in the order of time."""
+    try:
+        found, _ = launch_ledgers.read(directory)
+    except OSError:
+        return []
+    return [launch.name for launch in found]
 
 
 def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:

@@ -105,18 +105,6 @@ def read(directory: Path) -> tuple[list[AgentFacts], list[str]]:
     return found, unknown
 
 
-def newest_launch(directory: Path) -> str:
-    """Return the name of the launch that has recorded the newest fact in this directory; "" if
-    there is none.
-    """
-    try:
-        agents, _ = read(directory)
-    except OSError:
-        return ""
-    found = [(agent.facts[-1][0], agent.launch) for agent in agents if agent.facts]
-    return max(found)[1] if found else ""
-
-
 def _runs(lines: list[bytes]) -> list[AgentFacts]:
     found: list[AgentFacts] = []
     run: AgentFacts | None = None  # None: of another version

@@ -63,8 +63,8 @@ class Accelerate:
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder = candidate.folder
         files = folder.files
-        others = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
-        others = [c for c in others if c is not candidate]
+        beside = (c for c in candidate.beside if c is not candidate)
+        others = [c for c in beside if isinstance(c.format, Accelerate)]
         ranks = _random_states(candidate, others)
         if not ranks:
             raise IncompleteError(f"{FIRST} is missing, which save_state writes after the rest")
