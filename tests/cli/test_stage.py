@@ -254,6 +254,27 @@ def test_a_job_that_cannot_store_its_checkpoints_fails_and_names_them(tmp_path):
     assert "all workers ended with 0, but" in done.stderr
 
 
+@pytest.mark.parametrize("then", ["die()", "await_new(); die()", "await_new()"])
+def test_a_directory_in_memory_that_another_program_deletes_is_made_again(tmp_path, then):
+    deletes = f"""
+    def die(): os.kill(os.getpid(), signal.SIGKILL)
+    def await_new():
+        while not os.path.isdir(directory): time.sleep(0.02)
+    if step == 2 and not done:
+        await_fact("CheckpointStored")
+        import shutil
+        shutil.rmtree(os.path.dirname(directory))
+        {then}
+    """
+    done = launch(tmp_path, deletes)
+    assert done.returncode == 0, done.stderr
+    assert only(done.stderr, "--stage: another program has deleted").endswith("; it is made again")
+    assert all(begins(done.stdout)[1:])
+    names = stored(tmp_path)
+    assert names[-1] == "step-6.pt"
+    assert not any("~" in name for name in names)  # it has not begun anew
+
+
 def test_a_full_storage_keeps_the_training_running_and_then_fails_the_job(tmp_path):
     small = with_small(tmp_path / "ckpt", "256k")
     body = TRAIN.replace('"optimizer": {}', '"optimizer": os.urandom((step == 6) << 20)')

@@ -285,6 +285,7 @@ EXAMPLES: tuple[Fact, ...] = (
     # Checkpoints in memory
     node_facts.StageBegan("n1", "ckpt", STAGE, ("--dir=ckpt",), CKPT, 1 << 30, 0.5),
     node_facts.StageBegan("n1", "ckpt", STAGE, (), "", 0, 0.0),
+    node_facts.StageDeleted("n1", STAGE),
     node_facts.StageFetched("n1", 1 << 30, 0.9),
     node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=False),
     node_facts.StageRefused("n1", "ckpt", READ_ONLY, later=False),

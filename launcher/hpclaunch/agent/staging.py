@@ -23,6 +23,7 @@ from ..core.protocol.model import Rounds
 from ..core.protocol.node_facts import (
     StageAwaited,
     StageBegan,
+    StageDeleted,
     StageFetched,
     StageLost,
     StageRefused,
@@ -66,6 +67,7 @@ class Staging(Adapter):
         self._client: StagingClient | None = None
         self._start_at = math.inf  # when to start another stager
         self._started = 0  # stagers since the last flush was requested
+        self._is_deleted = False  # the directory, and its stager is ending
         self._rounds: Rounds = ()
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 0  # of the newest request
@@ -129,7 +131,10 @@ class Staging(Adapter):
     def _start(self) -> None:
         """Start the stager, and request what is pending. Raises OSError."""
         assert self.paths is not None, "there is a staging directory"
+        assert self._directory is not None, "there is a staging directory"
         self._start_at = math.inf
+        self._directory.renew()
+        self._is_deleted = False
         self._started += 1
         self._client = client = self._new_client(self.paths)
         client.send(messages.Rounds(self._rounds, self._hurries))
@@ -244,10 +249,10 @@ class Staging(Adapter):
         return found
 
     def _replace(self, lost: StagingClient, now: float) -> list[events.Event]:
-        """Start another stager. All that is in memory is still there."""
+        """Start another stager. All that is in memory is still there, unless it was deleted."""
         lost.close()
         self._client, why = None, ENDS
-        if self._is_replaced(lost):
+        if self._is_deleted or self._is_replaced(lost):
             try:
                 self._start()
             except OSError as e:
@@ -283,6 +288,10 @@ class Staging(Adapter):
             case messages.DirectSave(name=name):
                 self.saves_directly = True
                 return self._refuse(f"it has saved {name} there, and nothing in memory")
+            case messages.DirectoryDeleted():
+                assert self.paths is not None, "there is a staging directory"
+                self._is_deleted = True
+                self._record(StageDeleted(self._host, self.paths.stage))
             case messages.DrainProgress():
                 self.copies.current = reply
             case messages.Drained(path=path, step=step, size=size, seconds=seconds):

@@ -86,6 +86,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
         # Checkpoints in memory
         case facts.StageBegan():
             return _stage_began(fact)
+        case facts.StageDeleted(host=host, directory=directory):
+            return f"--stage: another program has deleted {directory} on {host}; it is made again"
         case facts.StageFetched(size=total, seconds=seconds):
             took = f"in {seconds:.1f} s"
             return f"--stage: nodes have fetched {size(total)} from the memory of others {took}"

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import threading
 
 import pytest
@@ -58,6 +59,23 @@ def test_its_name_is_that_of_no_file_of_the_stager(base, name):
     made = StageDirectory(base, f"/{name}")
     assert os.path.basename(made.path) == "checkpoints"
     made.remove()
+
+
+def test_one_that_another_program_has_deleted_is_made_again(base):
+    made = StageDirectory(base, "/scratch/u/ckpt", "f00df00d")
+    path = made.path
+    made.renew()
+    assert made.path == path
+    os.rmdir(path)
+    made.renew()
+    assert not os.path.exists(path)  # the script has deleted it
+    shutil.rmtree(home(base))
+    made.renew()
+    assert (made.path, os.listdir(path)) == (path, [])
+    sweep(base)
+    assert os.path.isdir(path)  # it is locked
+    made.remove()
+    assert os.listdir(base) == []
 
 
 def test_one_that_is_in_use_is_not_swept(base):

@@ -746,7 +746,7 @@ def test_a_staging_directory_that_somebody_has_deleted_deletes_nothing(node, sta
     shutil.rmtree(node.stage)
     stager.work()
     flushed = stager.flush(1)
-    assert flushed.missing == (str(node.storage),)
+    assert flushed.unusable == (str(node.storage),)  # so the next round looks on storage
     assert "has deleted the staging directory" in flushed.why
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
 

@@ -92,6 +92,14 @@ class StageBegan:
 
 
 @value(frozen=True)
+class StageDeleted:
+    """--stage: another program has deleted the staging directory. It is made again."""
+
+    host: str
+    directory: str
+
+
+@value(frozen=True)
 class StageFetched:
     """The nodes of the next round have fetched a checkpoint from the memory of other nodes."""
 
@@ -392,6 +400,7 @@ NodeFact = (
     | CheckpointSearchStalled
     | CheckpointDirSuggested
     | StageBegan
+    | StageDeleted
     | StageFetched
     | StageRefused
     | StoringFailed

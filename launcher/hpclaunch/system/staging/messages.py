@@ -151,6 +151,12 @@ class DirectSave(Message):
     name: str
 
 
+class DirectoryDeleted(Message):
+    """Another program has deleted the staging directory. The stager ends; make the directory again
+    for the next one.
+    """
+
+
 class DrainProgress(Message):
     """A checkpoint is being copied to storage. Sent at most once a second."""
 
@@ -211,6 +217,7 @@ Reply: TypeAlias = (
     | Refused
     | NoRoom
     | DirectSave
+    | DirectoryDeleted
     | DrainProgress
     | Drained
     | DrainFailed

@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Sequence
 from itertools import takewhile
@@ -46,6 +47,7 @@ AFTER_RESTORE = 3.0  # seconds in which no copy begins: workers load the checkpo
 GRACE = 0.5  # seconds for workers to die with their agent
 MIXED = "a file of it is of another save, or was lost with a node"
 NICE = 10
+DELETED_PERIOD = 0.2  # seconds between two checks whether the staging directory was deleted
 STORAGE_PERIOD = 10.0  # seconds between two looks for direct saves
 
 
@@ -106,6 +108,7 @@ class Stager:
         pending, send = self.requests.pending, self.requests.send
         while (request := next((p for p in pending if isinstance(p, kinds)), None)) is not None:
             pending.remove(request)
+            self._end_if_deleted()
             match request:
                 case messages.Restore():
                     send(reply := self.restore(request))
@@ -188,7 +191,9 @@ class Stager:
         self._storage_due = time.monotonic() + STORAGE_PERIOD
         with contextlib.suppress(OSError, GivenUpError):
             newest = launch.storage_thread.run(launch.newest_on_storage, (), rounds)
-            if newest is not None and newest.time > max(launch.record.newest, begun):
+            # What is older than the directory may have been copied from one that was deleted.
+            known = max(launch.record.newest, begun, os.fstat(self._lock).st_mtime_ns)
+            if newest is not None and newest.time > known:
                 self.requests.send(messages.DirectSave(newest.name))
                 self._storage_due = math.inf
 
@@ -210,6 +215,18 @@ class Stager:
         return {each.time for each in complete if not self.draining.is_on_storage(each)}
 
     # The end
+
+    def watch_directory(self) -> None:
+        """End this process once another program has deleted the staging directory."""
+        while True:
+            self._end_if_deleted()
+            time.sleep(DELETED_PERIOD)
+
+    def _end_if_deleted(self) -> None:
+        # Without its agent, this process may be deleting the directory itself.
+        if not os.fstat(self._lock).st_nlink and not self.requests.is_gone:
+            self.requests.send(messages.DirectoryDeleted())
+            os._exit(0)
 
     def flush(self, number: int) -> messages.Flushed:
         """Copy everything that is left, and try once more what could not be copied."""
@@ -237,7 +254,7 @@ class Stager:
         first = newest = ""
         if not os.path.isdir(self._launch.stage):
             why = "somebody has deleted the staging directory"
-            return messages.Flushed(number, (self._launch.storage,), why)
+            return messages.Flushed(number, (), why, unusable=(self._launch.storage,))
         try:
             if self._gathering is not None:
                 missing, first = self._gathering.collect(damaged)
@@ -288,6 +305,7 @@ def main(fd: str, _blocked: str, settings: str) -> None:
     except FileNotFoundError:  # the agent has gone, and another launch has removed the directory
         return
     Guard(launch.stage, stager.requests.send).start()
+    threading.Thread(target=stager.watch_directory, daemon=True).start()
     os.nice(NICE)  # it works while the workers compute; the guard must not wait for them
     stager.run()
     if launch.has_several_nodes:

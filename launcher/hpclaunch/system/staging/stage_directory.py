@@ -32,33 +32,55 @@ class StageDirectory:
 
     def __init__(self, base: str, storage: str, name: str = "") -> None:
         """`name` replaces RANDOM, unless it is taken, so that all nodes have the same path."""
+        self._base, self._storage = base, os.path.abspath(storage)
         while True:
-            self._home = _make_home(base)
-            self._own = os.path.join(self._home, name or os.urandom(4).hex())
-            name = ""
+            self._own = os.path.join(_make_home(base), name or os.urandom(4).hex())
             try:
-                os.mkdir(self._own, 0o700)
-                self._lock = lock_shared(self._own)
+                self._lock, self._agent = self._make()
                 break
-            except (FileExistsError, FileNotFoundError):  # another launch has just removed it
+            except FileExistsError:
+                name = ""
+            except FileNotFoundError:  # another launch has just removed it
                 continue
-        self._agent = _open(self._own, AGENT)
-        fcntl.flock(self._agent, fcntl.LOCK_EX)
-        self.path = os.path.join(self._own, _name(storage))
-        try:
-            os.write(self._agent, os.fsencode(os.path.abspath(storage)))
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self._own, _name(self._storage))
+
+    def _make(self) -> tuple[int, int]:
+        """Make the directory. Return the descriptors that hold the agent's locks."""
+        os.mkdir(self._own, 0o700)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._delete)
+            undo.callback(os.close, lock := lock_shared(self._own))
+            undo.callback(os.close, agent := _open(self._own, AGENT))
+            fcntl.flock(agent, fcntl.LOCK_EX)
+            os.write(agent, os.fsencode(self._storage))  # fails if only empty files fit
             os.mkdir(self.path)
-        except OSError:  # a full file system still has room for empty files
-            self.remove()
-            raise
+            undo.pop_all()
+        return lock, agent
+
+    def renew(self) -> None:
+        """Make the directory again if another program has deleted it."""
+        if os.fstat(self._lock).st_nlink:
+            return
+        rmtree(self._own)  # what that program has left
+        _make_home(self._base)
+        old = self._lock, self._agent
+        self._lock, self._agent = self._make()
+        for fd in old:
+            os.close(fd)
 
     def remove(self) -> None:
         """Remove the directory and all that is in it. First close the client of the stager."""
-        rmtree(self._own)
+        self._delete()
         os.close(self._lock)
         os.close(self._agent)
+
+    def _delete(self) -> None:
+        rmtree(self._own)
         with contextlib.suppress(OSError):  # another launch has one
-            os.rmdir(self._home)
+            os.rmdir(_home(self._base))
 
 
 def lock_shared(own: str) -> int:
