@@ -77,6 +77,17 @@ BREAKS_STORAGE = """
     if step == last:
         await_fact("StoringFailed")
 """
+PATH_IN_FILE = """
+import os, saving, sys
+last = os.path.join(sys.argv[1], "last_checkpoint")
+if os.path.exists(last):
+    print("found", saving.load(open(last).read())["step"])
+else:
+    path = os.path.join(sys.argv[1], "step-1.pt")
+    saving.save({"step": 1, "optimizer": {}}, path)
+    with open(last, "w") as file:
+        file.write(path)
+"""
 # It cannot begin with step 2.
 FAILS_TO_LOAD = TRAIN.replace("begins at", "tries").replace(
     "os.makedirs", "if done == 2: raise ValueError(f'does not fit: {checkpoint}')\nos.makedirs", 1
@@ -202,6 +213,14 @@ def test_another_launch_continues_from_storage(tmp_path):
     assert done.returncode == 0, done.stderr
     assert re.search(rf"begins at 3 --load={BASE}/\w+/ckpt\n", done.stdout)
     assert f"resuming from {tmp_path}/ckpt/step-3.pt" in done.stderr
+
+
+def test_the_next_launch_finds_a_path_that_the_script_has_saved(tmp_path):
+    path = script(tmp_path, PATH_IN_FILE)
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    for expected in ("", "found 1\n"):
+        done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 
 def test_nothing_is_lost_if_the_launcher_is_ended(tmp_path):

@@ -30,13 +30,13 @@ class SpreadStaging(Staging):
     of a launch know each other by `key`. `identity` is that of the launch (see Allocation).
     """
 
+    _has_several_nodes = True
+
     def __init__(
         self, context: Context, settings: Checkpoints, key: bytes, identity: str, control: Control
     ) -> None:
         super().__init__(context, settings)
-        # The name of the launch, the same on all nodes, is also in the path of its staging
-        # directory: scripts may send that path to other ranks, or save it in a checkpoint.
-        self._launch = f"{checksum(identity):08x}"
+        self._launch = f"{checksum(identity):08x}"  # the same on all nodes
         self._key, self._control = key, control
         self._port = 0  # where the stager listens; 0: it does not yet
         self._refused = ""  # why no script can save in memory here; "": it can

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -55,11 +56,13 @@ class Staging(Adapter):
     script saves in memory.
     """
 
+    _has_several_nodes = False
+
     def __init__(self, context: Context, settings: Checkpoints) -> None:
         self._host, self._record = context.host, context.record
         self._is_replaced = context.logs.is_replaced
         self._settings, self._config = settings, context.config
-        self._launch = ""  # the name of a launch with several nodes
+        self._launch = os.urandom(4).hex()  # its name, in those of unfinished copies on storage
         self._agents: tuple[int, ...] = ()  # with several, those that need the checkpoint
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
@@ -92,7 +95,7 @@ class Staging(Adapter):
         try:
             sweep(settings.stage)
             storage, pattern = split(settings.where)
-            self._directory = StageDirectory(settings.stage, storage, self._launch)
+            self._directory = StageDirectory(settings.stage, storage)
             self.paths = StagedPaths(storage, self._directory.path, pattern, settings.aliases)
             self._start()
         except OSError as e:
@@ -142,9 +145,11 @@ class Staging(Adapter):
 
     def _new_client(self, paths: StagedPaths) -> StagingClient:
         settings = self._settings
-        search = settings.exclude, settings.complete, settings.verify
+        search = paths.pattern, settings.exclude, settings.complete, settings.verify
         return StagingClient(
-            messages.Settings(paths.storage, paths.stage, paths.pattern, *search, self._launch)
+            messages.Settings(
+                paths.storage, paths.stage, self._launch, *search, self._has_several_nodes
+            )
         )
 
     def _ask(self, request: messages.Restore | messages.Flush) -> None:

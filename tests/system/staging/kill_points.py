@@ -69,11 +69,12 @@ class Node:
     def __init__(self, scratch: Path, name: str = "ckpt") -> None:
         self.storage = scratch / "storage" / name
         self.stage = scratch / "memory" / name
+        self._launch = os.urandom(4).hex()
         self.stage.mkdir(parents=True)
         self.storage.mkdir(parents=True)
 
     def stager(self, **more: str) -> Stager:
-        settings = messages.Settings(str(self.storage), str(self.stage), **more)
+        settings = messages.Settings(str(self.storage), str(self.stage), self._launch, **more)
         self.channel = Channel()
         made = Stager(self.channel, Launch(settings))
         made.requests.is_hurried = True

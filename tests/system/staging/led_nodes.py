@@ -39,7 +39,7 @@ class LedNodes:
     def lead(self, index: int = 0, **more: Any) -> Stager:
         """Return the stager of a node, which leads the others."""
         directories = str(self.storage), str(self.stages[index])
-        launch = Launch(messages.Settings(*directories, launch="job", **more))
+        launch = Launch(messages.Settings(*directories, "job", has_several_nodes=True, **more))
         self.channel = Channel()
         stager = Stager(self.channel, launch)
         stager.requests.is_hurried = True

@@ -87,7 +87,9 @@ def run(name: str, kills: int, seed: int) -> str:
     begun = 0
 
     def start() -> StagingClient:
-        return StagingClient(messages.Settings(str(storage), directory.path, verify="structure"))
+        return StagingClient(
+            messages.Settings(str(storage), directory.path, "launch", verify="structure")
+        )
 
     client = start()
     script.start()

@@ -45,7 +45,8 @@ class Stagers:
         self.living.add(index)
 
     def start(self, directory: StageDirectory) -> StagingClient:
-        client = StagingClient(messages.Settings(str(self.storage), directory.path, launch="job"))
+        directories = str(self.storage), directory.path
+        client = StagingClient(messages.Settings(*directories, "job", has_several_nodes=True))
         client.send(messages.Secret(KEY))
         return client
 

@@ -62,7 +62,7 @@ def test_its_name_is_that_of_no_file_of_the_stager(base, name):
 
 
 def test_one_that_another_program_has_deleted_is_made_again(base):
-    made = StageDirectory(base, "/scratch/u/ckpt", "f00df00d")
+    made = StageDirectory(base, "/scratch/u/ckpt")
     path = made.path
     made.renew()
     assert made.path == path
@@ -135,6 +135,17 @@ def test_another_launch_stays(base):
     assert os.path.isdir(other.path)
     other.remove()
     assert os.listdir(base) == []
+
+
+def test_the_next_launch_has_the_same_path_but_one_beside_another_does_not(base):
+    one, other = StageDirectory(base, "/scratch/u/ckpt"), StageDirectory(base, "/scratch/v/ckpt")
+    beside = StageDirectory(base, "/scratch/u/ckpt")
+    assert len({one.path, other.path, beside.path}) == 3
+    one.remove()
+    following = StageDirectory(base, "/scratch/u/ckpt/")
+    assert following.path == one.path
+    for each in (other, beside, following):
+        each.remove()
 
 
 def test_only_orphans_of_the_same_storage_directory_are_awaited(base):

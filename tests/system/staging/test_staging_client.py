@@ -43,7 +43,7 @@ def directory(tmp_path, storage):
 
 @pytest.fixture
 def client(directory, storage):
-    made = StagingClient(messages.Settings(str(storage), directory.path))
+    made = StagingClient(messages.Settings(str(storage), directory.path, "launch"))
     yield made
     made.close()
 
@@ -83,7 +83,7 @@ def test_the_next_launch_waits_for_what_a_dead_agent_has_left(
     tmp_path, directory, storage, request
 ):
     killed = StageDirectory(str(tmp_path / "memory"), str(storage))
-    orphan = StagingClient(messages.Settings(str(storage), killed.path))
+    orphan = StagingClient(messages.Settings(str(storage), killed.path, "killed"))
     orphan.send(messages.Restore(1))
     wait_for(orphan, messages.Restored)
     orphan._process.send_signal(signal.SIGSTOP)  # storage is slow
@@ -107,7 +107,7 @@ def test_a_fault_of_its_own_is_shown(directory, storage, monkeypatch, capfd):
     program = program_after("from hpclaunch.system.staging.looking import Looking", fault)
     monkeypatch.setattr(helper, "_PROGRAM", program)
     with contextlib.closing(
-        StagingClient(messages.Settings(str(storage), directory.path))
+        StagingClient(messages.Settings(str(storage), directory.path, "launch"))
     ) as client:
         assert client._process.wait(LIMIT) == 1
         assert "FileNotFoundError" in capfd.readouterr().err
@@ -122,7 +122,7 @@ BELOW = {
 
 @pytest.mark.parametrize(("pattern", "below"), BELOW.items())
 def test_directories_below(directory, storage, pattern, below):
-    client = StagingClient(messages.Settings(str(storage), directory.path, pattern))
+    client = StagingClient(messages.Settings(str(storage), directory.path, "launch", pattern))
     with contextlib.closing(client):
         stage = Path(directory.path)
         first, second = (f"{path}/step-1.pt" for path in below)
@@ -184,7 +184,7 @@ def test_storage_that_hangs_does_not_keep_memory_full(tmp_path):
         directory = StageDirectory(str(base), str(target))
         stage = Path(directory.path)
         with contextlib.closing(
-            StagingClient(messages.Settings(str(target), str(stage)))
+            StagingClient(messages.Settings(str(target), str(stage), "launch"))
         ) as client:
             for step in (1, 2):
                 write(stage / f"step-{step}.pt", step, more=os.urandom(1 << 20))
@@ -205,7 +205,8 @@ sys.path += {paths}
 from hpclaunch.system.staging import messages
 from hpclaunch.system.staging.client import StagingClient
 
-client = StagingClient(messages.Settings({storage!r}, {stage!r}, launch="job"))
+directories = {storage!r}, {stage!r}
+client = StagingClient(messages.Settings(*directories, "job", has_several_nodes=True))
 client.send(messages.Secret({key!r}))
 while not (replies := client.replies()) and not client.lost:
     pass

@@ -28,7 +28,7 @@ class StagingClient(Helper):
 
     def __init__(self, settings: Settings) -> None:
         words = json.dumps(settings._asdict())
-        needed = filter(find_spec, LIBRARIES) if settings.launch else ()
+        needed = filter(find_spec, LIBRARIES) if settings.has_several_nodes else ()
         paths = {place_of(library) for library in needed}
         super().__init__("hpclaunch.system.staging.service", words, paths=paths)
 

@@ -131,7 +131,7 @@ def fetch_ends(
 ) -> None:
     """Make skeletons of other nodes' files below `root`: files of the same size, mode and time,
     but of a large file only what the search reads: the two ends in most formats. Each has another
-    inode than what was there. `root` lies in the directory RANDOM of `stage`
+    inode than what was there. `root` lies in the directory HASH of `stage`
     (`stage_directory.py`). Raises OSError and GivenUpError.
     """
 

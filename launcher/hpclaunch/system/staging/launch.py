@@ -24,9 +24,9 @@ class Launch:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.storage, self.stage = map(os.path.abspath, (settings.storage, settings.stage))
-        self.own = os.path.dirname(self.stage)  # RANDOM: see stage_directory.py
-        self.has_several_nodes = bool(settings.launch)
-        self.name = settings.launch or os.path.basename(self.own)  # of its drafts
+        self.own = os.path.dirname(self.stage)  # HASH: see stage_directory.py
+        self.has_several_nodes = settings.has_several_nodes
+        self.name = settings.launch  # in those of its drafts on storage
         self.here, self.there = self._searching(self.stage), self._searching(self.storage)
         self.root, self.seen = self.stage, self.here
         self.record = Record(self.own)

@@ -17,11 +17,12 @@ class Settings(NamedTuple):
 
     storage: str  # --checkpoint-dir; of a pattern, its beginning without wildcards
     stage: str  # the staging directory that stands for it (`stage_directory.py`)
+    launch: str  # the name of the launch, which no other one on this storage has
     pattern: str = ""  # the rest of --checkpoint-dir
     exclude: tuple[str, ...] = ()
     complete: str = ""
     verify: str = "auto"
-    launch: str = ""  # the name of a launch with several nodes
+    has_several_nodes: bool = False
 
 
 class PeerPlace(Message):

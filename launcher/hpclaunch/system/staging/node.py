@@ -1,6 +1,6 @@
 """The files of one node: its staging directory, and the copies that it keeps for other nodes.
 
-Beside the staging directory lie, in the directory RANDOM (`stage_directory.py`):
+Beside the staging directory lie, in the directory HASH (`stage_directory.py`):
 - `kept/GENERATION/manifest` and `kept/GENERATION/files`: files of one complete checkpoint in one
   state, of this node or of others;
 - `lent`: hard links to files that other nodes are fetching, since the script may delete them;

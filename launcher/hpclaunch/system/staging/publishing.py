@@ -1,8 +1,8 @@
 """Changes on storage: a finished draft gets its final name, and a deleted checkpoint vanishes, each
 in one step. So whenever this process is killed, storage has whole checkpoints only, and what is
 left unfinished is a draft, which has a hidden name, and which `sweep` removes. Other launches may
-save in the same directory, so a draft's name has the RANDOM of its launch (`stage_directory.py`),
-and the draft's time shows whether that launch still writes to it.
+save in the same directory, so a draft's name has that of its launch, and the draft's
+time shows whether that launch still writes to it.
 
 Two cases need more than one step. Meanwhile, a complete checkpoint has another name, which the
 search sees, too:
@@ -74,7 +74,7 @@ def _new_draft(root: str, launch: str) -> str:
 
 
 def draft_beside(stage: str) -> contextlib.AbstractContextManager[str]:
-    """Return a draft in the directory RANDOM of a staging directory."""
+    """Return a draft in the directory HASH of a staging directory."""
     own = os.path.dirname(stage)
     return draft(own, os.path.basename(own))
 

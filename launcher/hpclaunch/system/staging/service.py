@@ -120,7 +120,11 @@ class Stager:
                     send(self.flush(number))
 
     def _end(self) -> None:
-        """Drain what a dead agent has left, and remove the staging directory."""
+        """Drain what a dead agent has left, and remove the staging directory, unless another
+        program has done so: another launch may have made it again.
+        """
+        if not os.fstat(self._lock).st_nlink:
+            return
         if self.memory.leads and os.path.isdir(self._launch.stage):
             time.sleep(GRACE)
             self.memory.await_workers()

@@ -1,9 +1,12 @@
-"""The staging directory: BASE/hpclaunch-stage-UID/RANDOM/NAME, where NAME is the name of the
-directory on storage, since some frameworks' rules depend on it (Accelerate's `checkpoints`).
+"""The staging directory: BASE/hpclaunch-stage-UID/HASH/NAME, where NAME is the name of the
+directory on storage, since some frameworks' rules depend on it (Accelerate's `checkpoints`). HASH
+is that of the path on storage, so that the staging directory has the same path on all nodes, and in
+the next launch: scripts send it to other ranks, and save it in files (`last_checkpoint` of
+MMEngine). If another launch has that one, HASH is random.
 
-RANDOM contains the staging directory and the stager's own files. It is in use as long as an agent
-or a stager holds a shared lock on its file `lock`. After both were killed, the next launch removes
-it: `sweep`. Only its user can read it.
+HASH contains the staging directory and the stager's own files. It is in use as long as an agent or
+a stager holds a shared lock on its file `lock`. After both were killed, the next launch removes it:
+`sweep`. Only its user can read it.
 
 If only the agent was killed, its stager still drains what is newest. A later launch that uses the
 same storage directory waits for it: `await_orphans`. It finds such a stager by the file `.agent`,
@@ -20,26 +23,28 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from hpclaunch.core.protocol.crc import checksum
+
 BASE = "/dev/shm"  # noqa: S108 - each user has a private directory in it
 LOCK, AGENT, VIEW, RECORD, HELD = "lock", ".agent", "view", "record", "held"
 KEPT, LENT, FETCHED, RESTORE = "kept", "lent", "fetched", "restore"
-BESIDE = {LOCK, AGENT, VIEW, RECORD, HELD, KEPT, LENT, FETCHED, RESTORE}  # what RANDOM has, too
+BESIDE = {LOCK, AGENT, VIEW, RECORD, HELD, KEPT, LENT, FETCHED, RESTORE}  # what HASH has, too
 UNNAMED = "checkpoints"  # NAME, if the one on storage is among these, or storage is "/"
 
 
 class StageDirectory:
     """A new staging directory, and the agent's locks on it. Raises OSError."""
 
-    def __init__(self, base: str, storage: str, name: str = "") -> None:
-        """`name` replaces RANDOM, unless it is taken, so that all nodes have the same path."""
+    def __init__(self, base: str, storage: str) -> None:
         self._base, self._storage = base, os.path.abspath(storage)
+        name = f"{checksum(self._storage):08x}"
         while True:
-            self._own = os.path.join(_make_home(base), name or os.urandom(4).hex())
+            self._own = os.path.join(_make_home(base), name)
             try:
                 self._lock, self._agent = self._make()
                 break
             except FileExistsError:
-                name = ""
+                name = os.urandom(4).hex()
             except FileNotFoundError:  # another launch has just removed it
                 continue
 
@@ -84,7 +89,7 @@ class StageDirectory:
 
 
 def lock_shared(own: str) -> int:
-    """Return a descriptor that holds the shared lock of a directory RANDOM. Raises
+    """Return a descriptor that holds the shared lock of a directory HASH. Raises
     FileNotFoundError if another launch has removed it.
     """
     fd = _open(own, LOCK)
@@ -128,7 +133,7 @@ def of_launches(storage: str) -> Iterator[str]:
 
 
 def _agents(home: str, storage: str) -> Iterator[tuple[str, bool]]:
-    """Yield each directory RANDOM of a storage directory, and whether its agent lives."""
+    """Yield each directory HASH of a storage directory, and whether its agent lives."""
     for own in (os.path.join(home, name) for name in _names(home)):
         with contextlib.suppress(OSError), open(os.path.join(own, AGENT), "rb") as agent:
             if agent.read() == os.fsencode(os.path.abspath(storage)):
@@ -150,7 +155,7 @@ def _name(storage: str) -> str:
 
 def await_orphans(own: str, storage: str) -> None:
     """Wait until the stagers of dead agents have drained what they have for this storage directory.
-    `own` is the caller's directory RANDOM.
+    `own` is the caller's directory HASH.
     """
     for other, lives in _agents(os.path.dirname(own), storage):
         if other != own and not lives:

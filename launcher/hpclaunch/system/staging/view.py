@@ -28,7 +28,7 @@ UNKNOWN = -1  # the inode of a file whose ends could not be fetched
 
 
 class View:
-    """The view in the directory RANDOM of a staging directory."""
+    """The view in the directory HASH of a staging directory."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
