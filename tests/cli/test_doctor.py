@@ -231,10 +231,11 @@ def start_step(cwd, env, *, tasks, timeout=30, **changes):
 
 def test_the_tasks_of_a_step_connect_and_one_speaks(tmp_path, env):
     began = time.monotonic()
-    (said, code), *others = step(tmp_path, env, tasks=3)
+    (said, code), *others = step(tmp_path, env | {"SLURM_GPUS_ON_NODE": "1"}, tasks=3)
     lasted = time.monotonic() - began
     assert code == 0, said
     assert "all 3 tasks connected to localhost, port " in words(said)
+    assert f"step {os.getpid()}.0, 1 host, 3 tasks, 1 GPU per host" in words(said)
     (apart,) = re.findall(r"(\d+(?:\.\d+)?) s", row(said, "clocks"))
     assert float(apart) <= lasted, "it is the same clock, and a report takes no longer than all"
     assert others == [("", 0), ("", 0)]

@@ -18,6 +18,7 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import Host, judge_host
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation
+from hpclaunch.core.protocol.wording import count
 from hpclaunch.system.gpus.inventory import GpuSurvey
 from hpclaunch.system.hosts import checks, host, slurm
 from hpclaunch.system.hosts.checks_torch import Question
@@ -67,10 +68,12 @@ def _slurm(environ: Mapping[str, str], where: Allocation) -> str:
         return "none: this machine alone"
     if not slurm.in_step(environ):
         return f"job {job}, without srun: this host alone"
-    hosts = where.nodes
-    said = f"step {where.name}, {hosts} host{'s' * (hosts > 1)}, {len(where.places)} tasks"
-    options = {"SLURM_CPUS_PER_TASK": "CPUs per task", "SLURM_GPUS_ON_NODE": "GPUs per host"}
-    return ", ".join([said, *(f"{environ[k]} {n}" for k, n in options.items() if environ.get(k))])
+    shape = [count(where.nodes, "host"), count(len(where.places), "task")]
+    each = {"CPU": ("SLURM_CPUS_PER_TASK", "task"), "GPU": ("SLURM_GPUS_ON_NODE", "host")}
+    for noun, (name, of) in each.items():
+        if environ.get(name, "").isdecimal():
+            shape.append(f"{count(int(environ[name]), noun)} per {of}")
+    return ", ".join([f"step {where.name}", *shape])
 
 
 def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:

@@ -136,6 +136,7 @@ def test_drafts_and_other_files_are_none_of_our_business(tmp_path):
     good = save(tmp_path / "epoch-1.pt", at=100)
     save(tmp_path / "epoch-2.tmp", at=200)
     save(tmp_path / ".epoch-2.pt.swp", at=200)
+    save(tmp_path / "tmp.pth.tar", at=200)  # timm
     (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "older").mkdir()
     (tmp_path / "gone.pt").symlink_to(tmp_path / "nowhere")

@@ -292,6 +292,7 @@ def test_nothing_half_is_flushed(node, stager):
     damage(node.stage / "step-2.pt", cut_short)
     (node.stage / "step-3.pt").touch()
     (node.stage / "step-4.tmp").write_text("half")
+    write(node.stage / "tmp.pt", 4)
     (node.stage / "tmp-checkpoint-5").mkdir()
     write(node.stage / "tmp-checkpoint-5" / "model.pt", 5)
     stager.flush(1)

@@ -32,7 +32,7 @@ from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
 from .listing import DEEPEST, MOST_FOLDERS, Entry, Folder, entry_at, is_kind
 from .reading import ResultCache, structure
 
-STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
+STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+|tmp\..+")  # old Trainers, safetensors, timm
 NOTHING: Mapping[int, str] = {}
 # Below the directory that a script gives them: Accelerate with automatic names, and Lightning.
 OF_FRAMEWORKS = ("checkpoints",), ("lightning_logs", "*", "checkpoints")
