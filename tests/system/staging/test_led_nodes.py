@@ -1399,6 +1399,25 @@ def test_the_flush_names_a_checkpoint_with_files_of_several_saves(nodes):
     assert stager.flush(2).unusable == ()  # storage has a newer one
 
 
+def test_a_late_copy_by_a_leader_that_was_cut_off_is_no_direct_save(nodes, monkeypatch):
+    monkeypatch.setattr(service, "STORAGE_PERIOD", 0.0)
+    nodes.lead(0)
+    begun = saved = time.time_ns()
+    nodes.lose(0)
+    time.sleep(0.05)  # times of files are coarse
+    stager = nodes.lead(1)
+    assert nodes.restore(stager).path == ""
+    write(late := nodes.storage / "step-1.pt", 1)  # by the stager of the lost node
+    os.utime(late, ns=(saved, saved + 1))
+    stager.requests.rounds = ((begun, saved + 2, 3), (time.time_ns(), None, 2))
+    stager.work()
+    assert not nodes.sent(messages.DirectSave)
+    time.sleep(0.05)
+    write(nodes.storage / "step-2.pt", 2)  # by the script
+    stager.work()
+    assert nodes.sent(messages.DirectSave) == [messages.DirectSave("step-2.pt")]
+
+
 @pytest.fixture
 def answer_of_storage(monkeypatch, clock):
     """Have searches of storage take long, and until this event is set."""

@@ -94,6 +94,7 @@ class Nodes(Memory):
     ) -> None:
         """Lead these nodes. `index` is that of this one, which is not among the `peers`."""
         if not self.leads:
+            self.led_since = time.time_ns()
             self.launch.record.load(self.own.noted)  # as the last leader has left it
             self.own.noted = ""
             self._replicating = Replicating(self)

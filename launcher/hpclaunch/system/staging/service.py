@@ -195,9 +195,10 @@ class Stager:
         self._storage_due = time.monotonic() + STORAGE_PERIOD
         with contextlib.suppress(OSError, GivenUpError):
             newest = launch.storage_thread.run(launch.newest_on_storage, (), rounds)
-            # What is older than the directory may have been copied from one that was deleted.
-            known = max(launch.record.newest, begun, os.fstat(self._lock).st_mtime_ns)
-            if newest is not None and newest.time > known:
+            # An earlier stager may have copied what this record lacks, if it was cut off, or if its
+            # directory was deleted.
+            since = max(begun, self.memory.led_since, os.fstat(self._lock).st_mtime_ns)
+            if newest is not None and newest.time > max(launch.record.newest, since):
                 self.requests.send(messages.DirectSave(newest.name))
                 self._storage_due = math.inf
 
