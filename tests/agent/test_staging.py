@@ -430,6 +430,12 @@ def test_names_of_which_storage_has_had_a_checkpoint_are_known(staging):
     assert [staging.adapter.copies.has_stored(name) for name in names] == [True, True, False]
 
 
+def test_names_of_all_that_was_restored_are_known(story):
+    story.reply(RESTORED.replaced(path="/s/ckpt/best.pt", by_name=("/s/ckpt/last.pt",)))
+    names = ("/s/ckpt/best.pt", "/s/ckpt/last.pt")
+    assert all(map(story.adapter.copies.has_stored, names))
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_a_wait_that_was_shown(staging, signum):
     assert staging.adapter.signalled(signum) == []  # the workers still run

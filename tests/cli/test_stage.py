@@ -515,3 +515,32 @@ def test_a_save_that_is_cut_short_under_its_name_is_restored_from_storage(
     assert done.returncode == 0, done.stderr
     assert begins(done.stdout) == [0 if is_the_only_one else 1, 3]
     assert f"resuming from {tmp_path}/ckpt/snapshot.pt" in done.stderr
+
+
+BY_NAME = """
+import os, saving, shutil, signal, sys
+directory, last, done = sys.argv[1], int(sys.argv[2]), 0
+name = f"{directory}/checkpoint.pt"
+if os.path.exists(name):
+    done = saving.load(name)["step"]
+print("begins at", done, flush=True)
+for step in range(done + 1, last + 1):
+    saving.save({"step": step, "optimizer": {}}, name)
+    if step == 4 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.truncate(name, 50)
+        os.kill(os.getpid(), signal.SIGKILL)
+    shutil.copyfile(name, f"{directory}/model_best.pt")
+"""
+
+
+def test_a_script_resumes_by_a_fixed_name_although_another_file_is_newer(tmp_path):
+    """So it does if a kill cuts the first save of the second launch."""
+    path = script(tmp_path, BY_NAME)
+    output = ""
+    for last in (3, 5):
+        words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt", last)
+        done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+        assert done.returncode == 0, done.stderr
+        output += done.stdout
+    assert begins(output) == [0, 3, 3]
+    assert stored(tmp_path) == ["checkpoint.pt", "model_best.pt"]

@@ -316,8 +316,8 @@ class Staging(Adapter):
     def _begin(self, reply: messages.Restored) -> list[events.Event]:
         assert self.paths is not None, "there is a staging directory"
         self._request, self.skipped = None, reply.skipped
-        if reply.path:
-            self.copies.note_stored(reply.path)
+        for path in filter(None, (*reply.by_name, reply.path)):
+            self.copies.note_stored(path)
         if not self._has_begun:
             self._has_begun = True
             where, stage = self._settings.where, self.paths.stage

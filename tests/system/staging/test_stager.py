@@ -16,6 +16,7 @@ from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
 from test_golden import TREES, tree
 
+from hpclaunch.system.checkpoints import finding
 from hpclaunch.system.staging import (
     copying,
     draining,
@@ -1284,6 +1285,85 @@ def test_those_to_avoid_are_left_out(node, stager):
         avoid.append(path)
     assert stager.restore(messages.Restore(4, tuple(avoid))).path == ""
     assert names(node.stage) == ["step-1.pt", "step-2.pt", "step-3.pt"]
+
+
+def save_with_best(root, epoch, best="model_best.pt"):
+    """Save to a fixed name, and then a copy with another name; the script resumes from the first
+    only.
+    """
+    write(root / "checkpoint.pt", epoch, epoch=epoch)
+    write(root / best, epoch)
+    date(root / "checkpoint.pt", 1000 + epoch)
+    date(root / best, 1000.5 + epoch)
+
+
+@pytest.mark.parametrize("best", ["model_best.pt", "checkpoint0020.pt"])
+def test_a_script_finds_a_checkpoint_by_its_fixed_name(node, stager, best):
+    save_with_best(node.storage, 20, best)
+    for epoch in (9, 10):
+        write(node.storage / f"checkpoint00{epoch:02}.pt", epoch)  # with steps in their names
+        write(node.storage / f"model_{epoch}.pt", epoch)  # a step, but no word says so
+        date(node.storage / f"checkpoint00{epoch:02}.pt", epoch)
+        date(node.storage / f"model_{epoch}.pt", epoch)
+    expected = picture(node.storage)
+    restored = stager.restore(messages.Restore(1))
+    assert restored.path == str(node.storage / best)
+    by_name = {str(node.storage / name) for name in ("checkpoint.pt", "model_10.pt")}
+    assert set(restored.by_name) == by_name
+    assert names(node.stage) == sorted((best, "checkpoint.pt", "model_10.pt"))
+    assert picture(node.stage).items() <= expected.items()
+    stager.work()
+    assert not sent(node, messages.Drained)  # they are there already
+    save_with_best(node.stage, 21, best)
+    (node.stage / "model_10.pt").unlink()
+    stager.work()
+    stager.work()
+    stager.flush(2)
+    assert picture(node.stage).items() <= picture(node.storage).items()
+    assert names(node.storage) == sorted(expected.keys() - {"model_10.pt"})
+
+
+def test_checkpoints_with_steps_are_not_opened_for_that(node, stager, monkeypatch):
+    for step in range(5):
+        write(node.storage / f"step-{step}.pt", step)
+    write(node.storage / "last.pt", 3)
+    date(node.storage / "last.pt", 1000)
+    opened, judged = [], finding._judged
+    monkeypatch.setattr(
+        finding, "_judged", lambda c, *more, **kw: opened.append(c.path) or judged(c, *more, **kw)
+    )
+    assert stager.restore(messages.Restore(1)).by_name == (str(node.storage / "last.pt"),)
+    there = {path for path in opened if path.startswith(str(node.storage))}
+    assert there == {str(node.storage / name) for name in ("step-4.pt", "last.pt")}
+
+
+def test_those_without_room_are_left_out(node, stager, monkeypatch):
+    save_with_best(node.storage, 1)
+    limit(monkeypatch, 2.5 * SIZE)  # less than the next save needs beside both
+    restored = stager.restore(messages.Restore(1))
+    assert (restored.path, restored.by_name) == (str(node.storage / "model_best.pt"), ())
+    assert names(node.stage) == ["model_best.pt"]
+
+
+def test_a_damaged_one_is_left_out(node, stager):
+    save_with_best(node.storage, 1)
+    damage(node.storage / "checkpoint.pt", flip_a_bit)
+    date(node.storage / "checkpoint.pt", 1000)
+    restored = stager.restore(messages.Restore(1))
+    assert (restored.path, restored.by_name) == (str(node.storage / "model_best.pt"), ())
+    assert names(node.stage) == ["model_best.pt"]
+
+
+def test_one_that_a_kill_has_cut_short_is_restored_although_another_is_complete(node, stager):
+    save_with_best(node.stage, 1)
+    stager.work()
+    stager.work()
+    assert names(node.storage) == ["checkpoint.pt", "model_best.pt"]
+    damage(node.stage / "checkpoint.pt", cut_short)
+    restored = stager.restore(messages.Restore(2))
+    assert restored.path == str(node.storage / "model_best.pt")
+    assert restored.by_name == (str(node.storage / "checkpoint.pt"),)
+    assert picture(node.stage) == picture(node.storage)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -8,7 +8,7 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from itertools import chain, pairwise, takewhile
 from typing import NamedTuple
@@ -89,15 +89,19 @@ def examine(
     *,
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
+    is_wanted: Callable[[CheckpointCandidate], bool] = lambda _: True,
 ) -> Iterator[ExaminedCheckpoint]:
     """Yield all candidates, in the order in which they would be chosen.
 
     With `opens`, files are opened to see whether they are whole; otherwise it is enough that none
     is missing. `avoid` has the reasons not to choose a checkpoint, by the checksum of its mark.
+    `is_wanted` is called once the one before was used; those that are not wanted are not opened.
     """
     ordered = in_order(list(candidates(where, facts)))
     fuller = any(candidate.bare is False and not candidate.export for candidate, _ in ordered)
     for candidate, rule in ordered:
+        if not is_wanted(candidate):
+            continue
         quiet = ""
         if candidate.export:
             quiet = f"no resume point: {candidate.export}"

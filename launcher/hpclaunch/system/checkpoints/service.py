@@ -22,7 +22,7 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from hpclaunch.worker.messages import decode, never
 
 from . import AHEAD, ALL, READS, messages
-from .candidates import NOTHING_KNOWN, SECOND, Facts, RoundPeriod
+from .candidates import NOTHING_KNOWN, SECOND, CheckpointCandidate, Facts, RoundPeriod
 from .finding import NOTHING, ExaminedCheckpoint, examine, look_at, others, roots, search
 from .reading import CheckpointReading, Outcome, ResultCache
 
@@ -64,9 +64,14 @@ class CheckpointService:
         facts = self.facts(rounds)
         return search(self.where, facts, self.cache, opens=self.opens, avoid=avoid)
 
-    def examine(self, rounds: messages.RoundTimes = ()) -> Iterator[ExaminedCheckpoint]:
+    def examine(
+        self,
+        rounds: messages.RoundTimes = (),
+        is_wanted: Callable[[CheckpointCandidate], bool] = lambda _: True,
+    ) -> Iterator[ExaminedCheckpoint]:
         """Yield what `finding.examine` yields. Raises OSError."""
-        return examine(self.where, self.facts(rounds), self.cache, opens=self.opens)
+        facts = self.facts(rounds)
+        return examine(self.where, facts, self.cache, opens=self.opens, is_wanted=is_wanted)
 
     def facts(self, rounds: messages.RoundTimes) -> Facts:
         """Return what the search knows of checkpoints, with these rounds of the job."""

@@ -86,7 +86,7 @@ class Gathering:
                 return reply
             path, skipped = reply.path, reply.skipped
             nodes.refresh_soon()
-            chosen = None if restored is None else self._own(restored)
+            chosen = self._own(restored[0]) if restored else None
             nodes.own.mark(chosen.files if chosen else ())
         fetched = self._gather(chosen, request) + self._fetch_others(request)
         if has_lost_node:

@@ -114,6 +114,7 @@ class Restored(Message):
     seconds: float
     skipped: tuple[str, ...] = ()  # newer ones that cannot be used, each as "name: why"
     fetched: int = 0  # bytes that nodes have fetched from each other
+    by_name: tuple[str, ...] = ()  # older ones that were copied too: scripts look for their names
 
 
 class Searched(Message):

@@ -1,16 +1,21 @@
-"""The copy of the newest complete checkpoint from storage into the staging directory."""
+"""The copy of the newest complete checkpoint from storage into the staging directory, and of those
+that scripts look for by a fixed name.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import time
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 
 from hpclaunch.core.protocol.wording import size as written
 from hpclaunch.core.staging.files import StagedFile
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
@@ -30,24 +35,24 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
 def restore(
     launch: Launch, requests: Requests, draining: Draining, others: OtherFiles, request: Restore
-) -> tuple[Restored | Refused, Contents | None]:
-    """Copy a checkpoint from storage, with the small files of the script. Return also what the
-    staging directory has of the checkpoint.
+) -> tuple[Restored | Refused, list[Contents]]:
+    """Copy checkpoints from storage, with the small files of the script. Return also what the
+    staging directory has of them, the newest first.
     """
     if why := _lack_of_links(launch):
-        return Refused(request.id, why), None
+        return Refused(request.id, why), []
     run = partial(launch.storage_thread.run, meanwhile=requests.meanwhile)
     restoring = _Restoring(launch, requests.rounds)
     reply = run(restoring.run, request)
-    if (restored := restoring.restored) is not None:
+    for restored in restoring.restored:
         launch.record.add(restored)
-        launch.record.add_copied(restoring.beside)
         # It is not the same if the script has saved a newer one meanwhile.
         if run(restored.is_copied, launch.storage):
             draining.note_drained(restored)
+    launch.record.add_copied(restoring.beside)
     if isinstance(reply, Restored) and not request.avoid:
         others.restore(requests.meanwhile)
-    return reply, restored
+    return reply, restoring.restored
 
 
 def _lack_of_links(launch: Launch) -> str:
@@ -73,8 +78,8 @@ def _lack_of_permission(storage: str) -> str:
 
 
 class _Restoring:
-    """One request. `restored` is the checkpoint that was copied, with its trackers, and `beside`
-    the files beside it, as they are in the staging directory.
+    """One request. `restored` are the checkpoints that were copied, with their trackers, the newest
+    first, and `beside` the files beside them, as they are in the staging directory.
     """
 
     def __init__(self, launch: Launch, rounds: RoundTimes) -> None:
@@ -82,8 +87,9 @@ class _Restoring:
         self._is_first = not launch.record.moved  # no checkpoint of this launch is in memory
         self._storage, self._stage = launch.storage, launch.stage
         self._there, self._here = launch.there, launch.here
-        self.restored: Contents | None = None
+        self.restored: list[Contents] = []
         self.beside: list[StagedFile] = []
+        self._forms: set[str] = set()  # the paths so far on storage, with 0 for each number
 
     def run(self, request: Restore) -> Restored | Refused:
         """Copy the newest checkpoint that is complete on storage. If its copy cannot be used, copy
@@ -94,7 +100,8 @@ class _Restoring:
         if self._is_first and (why := _lack_of_permission(self._storage)):
             return Refused(request.id, why)
         try:
-            for found in self._there.examine(self._rounds):
+            examined = self._there.examine(self._rounds, self._is_wanted)
+            for found in examined:
                 candidate = found.candidate
                 if candidate.path in request.avoid:
                     continue
@@ -113,7 +120,9 @@ class _Restoring:
                     skipped.append(f"{candidate.name}: {wrong}")
                     continue
                 seconds = time.monotonic() - began
-                return Restored(request.id, candidate.path, found.size, seconds, tuple(skipped))
+                restored = candidate.path, found.size, seconds, tuple(skipped)
+                by_name = tuple(self._fetch_by_name(examined, found.size, request.avoid))
+                return Restored(request.id, *restored, by_name=by_name)
             if self._is_first and skipped:  # the script may be able to read it from storage
                 return Refused(request.id, f"nothing in {self._storage} can be used: {skipped[0]}")
             if self._is_first and (lack := room(self._stage).lack_of_any()):
@@ -124,6 +133,36 @@ class _Restoring:
                 free = f"; {written(room(self._stage).free)} are free in {self._stage}"
             return Refused(request.id, reason(e) + free)
         return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
+
+    def _is_wanted(self, candidate: CheckpointCandidate) -> bool:
+        """Return whether a checkpoint is to be copied if it is complete. After the newest, this is
+        one that a script may look for by a fixed name: one without a step, and of several that
+        differ only in numbers (`model_1.pth`), the newest.
+        """
+        form = re.sub(r"\d+", "0", candidate.path)
+        is_new = form not in self._forms
+        self._forms.add(form)
+        return not self.restored or (candidate.step is None and is_new)
+
+    def _fetch_by_name(
+        self, examined: Iterator[ExaminedCheckpoint], size: int, avoid: Collection[str]
+    ) -> Iterator[str]:
+        """Copy those of the others that are complete, as long as there is room, also for the next
+        save of `size` bytes. Yield the paths.
+        """
+        for found in examined:
+            path = found.candidate.path
+            with contextlib.suppress(OSError):  # the newest is there, which is enough
+                if found.lacks is not None or path in avoid:
+                    continue
+                contents = contents_of(self._storage, found)
+                is_here = self._is_here(contents)
+                if contents.key == HERE or (
+                    not is_here and room(self._stage).lack(size + found.size, 1)
+                ):
+                    continue
+                if not self._fetch(contents, is_here=is_here):
+                    yield path
 
     def _staged(self, path: str) -> ExaminedCheckpoint | None:
         """Return the checkpoint in the staging directory that has this path on storage."""
@@ -170,7 +209,7 @@ class _Restoring:
                 names = tuple(each.name for each in items if not each.is_folder)
             for name in (*names, *(each.name for each in beside)):
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
-        self.beside = [file_at(self._stage, each.name) for each in beside]
+        self.beside += [file_at(self._stage, each.name) for each in beside]
 
     def _stays(self, each: StagedFile) -> bool:
         """Return whether a file in memory is newer than this one on storage. With one node, each
@@ -189,7 +228,7 @@ class _Restoring:
         if not (wrong := copied.lacks or self._here.read(copied).wrong):
             restored = contents_of(self._stage, copied)
             trackers = (each for each in self.beside if self._tracks(each, copied))
-            self.restored = replace(restored, items=(*trackers, *restored.items))
+            self.restored.append(replace(restored, items=(*trackers, *restored.items)))
             return ""
         for name in contents.essential if contents.key == HERE else contents.moved:
             path = os.path.join(self._stage, name)
