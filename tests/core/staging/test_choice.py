@@ -140,7 +140,7 @@ def test_files_of_a_node_that_was_not_there_do_not_count() -> None:
 def test_nothing_newer_than_the_choice_is_left() -> None:
     holdings = after_a_save()[::2]  # node 1 is lost
     holdings[1].files |= {"last/2": (10, 150), "log": (1, 1)}
-    removed = outdated(None, [MIXED], holdings)
+    removed = outdated([], [MIXED], holdings)
     assert removed == {0: {"last/meta"}, 2: {"last/0", "last/meta"}}
-    removed = outdated(OLD, [MIXED], holdings)
+    removed = outdated([OLD], [MIXED], holdings)
     assert removed == {0: set(), 2: {"last/2"}}  # a shard of a save by more nodes

@@ -12,7 +12,7 @@ import warnings
 import pytest
 from kill_points import KilledError
 from led_nodes import LedNodes
-from looking import cut_short, damage, newest
+from looking import cut_short, damage, date, newest
 from random_kills import LIMIT, eventually
 from saving_scripts import deepspeed, picture, write
 
@@ -422,6 +422,60 @@ def test_a_buddys_own_copy_is_not_fetched(nodes):
     nodes.lose(0)
     assert nodes.restore(nodes.lead(1)).fetched == size  # by the third node
     assert [os.listdir(nodes.stages[index]) for index in (1, 2)] == [["step-1.pt"]] * 2
+
+
+def with_best(root, epoch):
+    """Save to a fixed name, and then a copy with another name; the script looks for the first."""
+    for name, at in (("checkpoint.pt", 1000 + epoch), ("model_best.pt", 1000.5 + epoch)):
+        write(root / name, epoch)
+        date(root / name, at)
+
+
+@pytest.mark.parametrize("leader", [0, 1])
+def test_all_nodes_of_a_new_launch_get_what_scripts_look_for_by_a_fixed_name(nodes, leader):
+    with_best(nodes.storage, 1)
+    write(nodes.storage / "step-1.pt", 1)
+    date(nodes.storage / "step-1.pt", 1000)
+    stager = nodes.lead(leader)
+    assert nodes.restore(stager).path == str(nodes.storage / "model_best.pt")
+    expected = {n: p for n, p in picture(nodes.storage).items() if n != "step-1.pt"}
+    assert [picture(stage) for stage in nodes.stages] == [expected] * 3
+    nodes.work(stager)
+    assert not nodes.sent(messages.Drained)  # they are there already
+    assert nodes.restore(stager).fetched == 0
+
+
+def test_without_room_for_one_by_a_fixed_name_no_node_has_it(nodes, monkeypatch):
+    """Else the ranks would begin at different epochs."""
+    with_best(nodes.storage, 1)
+    inventory = node.StageNode.inventory
+    size = (nodes.storage / "model_best.pt").stat().st_size
+
+    def little_on_the_last(self):
+        found = inventory(self)
+        is_last = self.stage == str(nodes.stages[2])
+        used = sum(each.size for each in found.entries if each.is_file)
+        free = int(3 * size) - used if is_last else found.free.free
+        return found._replace(free=found.free._replace(free=free, kept=0))
+
+    monkeypatch.setattr(node.StageNode, "inventory", little_on_the_last)
+    assert nodes.restore(nodes.lead()).path == str(nodes.storage / "model_best.pt")
+    assert [os.listdir(stage) for stage in nodes.stages] == [["model_best.pt"]] * 3
+    assert len(os.listdir(nodes.storage)) == 2
+
+
+def test_all_nodes_get_what_one_has_saved_by_a_fixed_name(nodes):
+    with_best(nodes.storage, 1)
+    stager = nodes.lead()
+    nodes.restore(stager)
+    with_best(nodes.stages[1], 2)
+    expected = picture(nodes.stages[1])
+    nodes.work(stager)
+    clear(nodes.storage)
+    nodes.lose(2)
+    nodes.join(2)
+    assert nodes.restore(stager).path == ""
+    assert [picture(stage) for stage in nodes.stages] == [expected] * 3
 
 
 def test_a_restore_cancels_copies_to_buddies(nodes, monkeypatch):

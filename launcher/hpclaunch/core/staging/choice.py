@@ -93,18 +93,19 @@ def choice(
 
 
 def outdated(
-    chosen: Manifest | None, found: Sequence[Manifest], holdings: Sequence[Holding]
+    restored: Sequence[Manifest], found: Sequence[Manifest], holdings: Sequence[Holding]
 ) -> dict[int, frozenset[str]]:
     """Return, by node, the files to remove after a restore, so that a search there finds the chosen
     generation and nothing newer: files of which the view shows another version, the decisive files
-    of mixtures, and files in the chosen checkpoint's directories that are not part of it.
+    of mixtures, and files in the directories of restored checkpoints that are not part of these.
 
-    `found` and `holdings` are those from which the generation was chosen.
+    `restored` are the chosen generation and older ones. `found` and `holdings` are those from which
+    it was chosen.
     """
     view = shown(holdings)
     mixed = {m.decisive for m in mixtures(found, holdings)}
-    staying = {f.name for f in chosen.files} if chosen else set[str]()
-    moved = tuple(f"{path}/" for path in (chosen.moved if chosen else ()) if path != ".")
+    staying = {f.name for m in restored for f in m.files}
+    moved = tuple(f"{path}/" for m in restored for path in m.moved if path != ".")
 
     def is_outdated(holding: Holding, name: str) -> bool:
         if name in staying:

@@ -9,9 +9,9 @@ import errno
 import os
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from hpclaunch.core.staging.choice import choice, outdated
+from hpclaunch.core.staging.choice import choice, mixtures, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
 from hpclaunch.core.staging.generations import LastRestore, Manifest, last_restore, manifest
 
@@ -27,7 +27,7 @@ from .nodes import PATIENCE, Nodes
 from .orders import RecordRestore
 from .other_files import OtherFiles
 from .requests import Requests
-from .restoring import restore
+from .restoring import fixed_names, restore
 
 TRIES = 3  # of a restore and of a wave of copies, since a source may be lost meanwhile
 
@@ -78,20 +78,30 @@ class Gathering:
         holdings, path, has_lost_node = nodes.holdings, "", self._has_lost_node()
         chosen, skipped = self._chosen(found, request)
         self._draining.chosen = 0 if chosen is None else chosen.time
+        restored = [] if chosen is None else [chosen, *self._older(chosen, found, request)]
         if chosen is None:
-            reply, restored = restore(
+            reply, copied = restore(
                 self._launch, self._requests, self._draining, self._others, request
             )
             if isinstance(reply, Refused):
                 return reply
             path, skipped = reply.path, reply.skipped
             nodes.refresh_soon()
-            chosen = self._own(restored[0]) if restored else None
-            nodes.own.mark(chosen.files if chosen else ())
-        fetched = self._gather(chosen, request) + self._fetch_others(request)
+            restored = list(map(self._own, copied))
+            chosen = restored[0] if restored else None
+            nodes.own.mark(file for each in restored for file in each.files)
+        fetched = self._gather(chosen, request)
+        for each in restored[1:]:
+            try:
+                fetched += self._gather(each, request)
+            except (OSError, GivenUpError):  # the newest is there, which is enough
+                restored.remove(each)
+                if path:
+                    self._delete(each)
+        fetched += self._fetch_others(request)
         if has_lost_node:
-            self._forget_lost(chosen)
-        self._complete(chosen, outdated(chosen, found, holdings), request)
+            self._forget_lost(restored)
+        self._complete(restored, outdated(restored, found, holdings), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
         skipped = (*sorted(damaged), *skipped)
@@ -143,6 +153,19 @@ class Gathering:
             why = cause(e)
             return newest, (f"{os.path.join(storage, '*')}: {why}, and may have a newer one",)
         return (newest if stored is None or stored.time <= newest.time else None), ()
+
+    def _older(
+        self, chosen: Manifest, found: Sequence[Manifest], request: Restore
+    ) -> Iterator[Manifest]:
+        """Yield the older checkpoints in memory that scripts may look for by a fixed name."""
+        is_fixed_name = fixed_names()
+        is_fixed_name(chosen.key)
+        mixed = mixtures(found, self._nodes.holdings)
+        for each in found:
+            is_avoided = self._launch.on_storage(each.key) in request.avoid
+            is_usable = each not in mixed and not is_avoided and each.key != HERE
+            if is_usable and each.generation < chosen.generation and is_fixed_name(each.key):
+                yield each
 
     def _own(self, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint that was restored on this node."""
@@ -206,7 +229,15 @@ class Gathering:
         last = last_restore(holdings)
         return not last.nodes <= {h.node for h in holdings if h.restore == last}
 
-    def _forget_lost(self, chosen: Manifest | None) -> None:
+    def _delete(self, restored: Manifest) -> None:
+        """Delete in memory what could not be copied from this node to all others: the ranks of a
+        script should find the same everywhere.
+        """
+        for node, found in self._nodes.inventories.items():
+            self._nodes.delete_at({node: [e for e in found.entries if e.name in restored.own]})
+        self._nodes.refresh_soon()
+
+    def _forget_lost(self, restored: Sequence[Manifest]) -> None:
         """Forget small files of which storage has a later version than any node, such as the log of
         a lost node. So storage keeps them under another name when the script writes new ones.
         """
@@ -215,7 +246,7 @@ class Gathering:
             for each in found.entries:
                 newest[each.name] = max(each.time, newest.get(each.name, 0))
         staying = {name for names in record.moved.values() for name in names}
-        staying |= {each.name for each in chosen.files} if chosen else set()  # with its trackers
+        staying |= {file.name for each in restored for file in each.files}  # with trackers
         record.forget_others(
             [
                 name
@@ -225,17 +256,19 @@ class Gathering:
         )
 
     def _complete(
-        self, chosen: Manifest | None, outdated: Mapping[int, frozenset[str]], request: Restore
+        self,
+        restored: Sequence[Manifest],
+        outdated: Mapping[int, frozenset[str]],
+        request: Restore,
     ) -> None:
         """Remove what would mislead a search on one node, and record the restore as complete."""
         nodes = self._nodes
         for node, found in nodes.inventories.items():
             nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
         number = 1 + last_restore(nodes.holdings).number
-        generation = "" if chosen is None else chosen.generation
-        if chosen is not None:
-            nodes.restored |= set(chosen.moved) - {HERE}
-            self._launch.record.forget_deleted({chosen.key})
+        generation = restored[0].generation if restored else ""
+        nodes.restored |= {path for each in restored for path in each.moved} - {HERE}
+        self._launch.record.forget_deleted({each.key for each in restored})
         nodes.share()  # with nodes that have just joined, of which one may lead next
         order = RecordRestore(LastRestore(number, frozenset(request.nodes), generation))
         failed = nodes.wait({n: nodes[n].ask(order) for n in nodes.inventories if n in nodes})

@@ -9,13 +9,13 @@ import errno
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 
 from hpclaunch.core.protocol.wording import size as written
 from hpclaunch.core.staging.files import StagedFile
-from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate, step_of
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
 from hpclaunch.system.checkpoints.messages import RoundTimes
 
@@ -77,6 +77,22 @@ def _lack_of_permission(storage: str) -> str:
     return f"{path} is read-only, or this user may not write to it"
 
 
+def fixed_names() -> Callable[[str], bool]:
+    """Return a function that returns whether a script may look for the checkpoint at this path by a
+    fixed name: one without a step. Call that for the newest checkpoint first: of several names that
+    differ only in numbers (`model_1.pth`), it is true for the first.
+    """
+    forms: set[str] = set()
+
+    def is_fixed_name(path: str) -> bool:
+        form = re.sub(r"\d+", "0", path)
+        is_new = form not in forms
+        forms.add(form)
+        return is_new and step_of(os.path.basename(path)) is None
+
+    return is_fixed_name
+
+
 class _Restoring:
     """One request. `restored` are the checkpoints that were copied, with their trackers, the newest
     first, and `beside` the files beside them, as they are in the staging directory.
@@ -89,7 +105,7 @@ class _Restoring:
         self._there, self._here = launch.there, launch.here
         self.restored: list[Contents] = []
         self.beside: list[StagedFile] = []
-        self._forms: set[str] = set()  # the paths so far on storage, with 0 for each number
+        self._is_fixed_name = fixed_names()
 
     def run(self, request: Restore) -> Restored | Refused:
         """Copy the newest checkpoint that is complete on storage. If its copy cannot be used, copy
@@ -135,14 +151,8 @@ class _Restoring:
         return Restored(request.id, "", 0, time.monotonic() - began, tuple(skipped))
 
     def _is_wanted(self, candidate: CheckpointCandidate) -> bool:
-        """Return whether a checkpoint is to be copied if it is complete. After the newest, this is
-        one that a script may look for by a fixed name: one without a step, and of several that
-        differ only in numbers (`model_1.pth`), the newest.
-        """
-        form = re.sub(r"\d+", "0", candidate.path)
-        is_new = form not in self._forms
-        self._forms.add(form)
-        return not self.restored or (candidate.step is None and is_new)
+        """Return whether a checkpoint is to be copied if it is complete."""
+        return self._is_fixed_name(candidate.path) or not self.restored
 
     def _fetch_by_name(
         self, examined: Iterator[ExaminedCheckpoint], size: int, avoid: Collection[str]
