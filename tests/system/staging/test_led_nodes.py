@@ -478,6 +478,53 @@ def test_all_nodes_get_what_one_has_saved_by_a_fixed_name(nodes):
     assert [picture(stage) for stage in nodes.stages] == [expected] * 3
 
 
+@pytest.mark.parametrize("leader", [0, 1])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_storage_has_what_no_node_has_complete_by_a_fixed_name(nodes, leader, is_lost):
+    """The node that saves is lost, or its script is killed during a save. Another one may still
+    have what an earlier round began with.
+    """
+    with_best(nodes.storage, 1)
+    stager = nodes.lead(leader)
+    nodes.restore(stager)
+    with_best(nodes.stages[2], 2)
+    expected = picture(nodes.stages[2])
+    nodes.work(stager)
+    if is_lost:
+        nodes.lose(2)
+    else:
+        damage(nodes.stages[2] / "checkpoint.pt", cut_short)
+    assert nodes.restore(stager).path == ""
+    assert [picture(nodes.stages[n]) for n in nodes.living] == [expected] * len(nodes.living)
+    assert "checkpoint.pt.~1~" not in os.listdir(nodes.storage)
+
+
+def test_what_storage_has_by_a_fixed_name_is_not_waited_for(nodes, answer_of_storage):
+    answer_of_storage.set()
+    stager = nodes.lead()
+    with_best(nodes.stages[2], 1)
+    expected = picture(nodes.stages[2])
+    nodes.work(stager)
+    nodes.lose(2)
+    answer_of_storage.clear()
+    assert nodes.restore(stager).path == ""
+    del expected["checkpoint.pt"]
+    assert picture(nodes.stages[0]) == picture(nodes.stages[1]) == expected
+
+
+def test_storage_is_not_asked_about_checkpoints_with_steps(nodes, answer_of_storage):
+    answer_of_storage.set()
+    stager = nodes.lead()
+    for step in (1, 2):
+        write(nodes.stages[2] / f"step-{step}.pt", step)
+    nodes.work(stager)
+    nodes.lose(2)
+    answer_of_storage.clear()
+    began = time.monotonic()
+    assert nodes.restore(stager).path == ""
+    assert time.monotonic() < began + gathering.PATIENCE
+
+
 def test_a_restore_cancels_copies_to_buddies(nodes, monkeypatch):
     """Two nodes would fetch the same file at the same time."""
     stager = nodes.lead()

@@ -14,9 +14,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from hpclaunch.core.staging.choice import choice, mixtures, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
 from hpclaunch.core.staging.generations import LastRestore, Manifest, last_restore, manifest
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate, step_of
+from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import HERE, Contents, is_part
-from .copying import GivenUpError, LostError, cause, reason
+from .copying import Between, GivenUpError, LostError, cause, reason
 from .draining import Draining
 from .launch import Launch
 from .looking import Looking
@@ -27,8 +29,9 @@ from .nodes import PATIENCE, Nodes
 from .orders import RecordRestore
 from .other_files import OtherFiles
 from .requests import Requests
-from .restoring import fixed_names, restore
+from .restoring import fixed_names, restore, restore_older
 
+BRIEF = 10.0  # seconds to wait for what storage has, beside the checkpoint to resume from
 TRIES = 3  # of a restore and of a wave of copies, since a source may be lost meanwhile
 
 
@@ -78,25 +81,29 @@ class Gathering:
         holdings, path, has_lost_node = nodes.holdings, "", self._has_lost_node()
         chosen, skipped = self._chosen(found, request)
         self._draining.chosen = 0 if chosen is None else chosen.time
-        restored = [] if chosen is None else [chosen, *self._older(chosen, found, request)]
-        if chosen is None:
+        if chosen is not None:
+            older = list(self._older(chosen, found, request))
+            is_away = bool(skipped)  # storage does not answer
+            own = [] if is_away else self._from_storage(chosen, found, request)
+            keys = {each.key for each in own}
+            restored = [chosen, *own, *(each for each in older if each.key not in keys)]
+        else:
             reply, copied = restore(
                 self._launch, self._requests, self._draining, self._others, request
             )
             if isinstance(reply, Refused):
                 return reply
             path, skipped = reply.path, reply.skipped
-            nodes.refresh_soon()
-            restored = list(map(self._own, copied))
+            own = self._mark(copied)
+            restored = [*own]
             chosen = restored[0] if restored else None
-            nodes.own.mark(file for each in restored for file in each.files)
         fetched = self._gather(chosen, request)
         for each in restored[1:]:
             try:
                 fetched += self._gather(each, request)
             except (OSError, GivenUpError):  # the newest is there, which is enough
                 restored.remove(each)
-                if path:
+                if each in own:
                     self._delete(each)
         fetched += self._fetch_others(request)
         if has_lost_node:
@@ -139,15 +146,8 @@ class Gathering:
         recorded = 0 if avoid else self._launch.record.newest
         if newest is None or newest.time >= recorded > 0:
             return newest, ()  # storage has no newer one, so do not wait for it
-        until = time.monotonic() + PATIENCE
-
-        def meanwhile(done: int, took: float) -> int:
-            if time.monotonic() >= until or self._requests.has_flush:
-                raise TimeoutError(errno.ETIMEDOUT, f"storage has not answered for {PATIENCE:g} s")
-            return self._requests.meanwhile(done, took)
-
         try:
-            run = self._launch.storage_thread.run
+            run, meanwhile = self._launch.storage_thread.run, self._patient(PATIENCE)
             stored = run(self._launch.newest_on_storage, request.avoid, meanwhile=meanwhile)
         except OSError as e:
             why = cause(e)
@@ -166,6 +166,55 @@ class Gathering:
             is_usable = each not in mixed and not is_avoided and each.key != HERE
             if is_usable and each.generation < chosen.generation and is_fixed_name(each.key):
                 yield each
+
+    def _from_storage(
+        self, chosen: Manifest, found: Sequence[Manifest], request: Restore
+    ) -> list[Manifest]:
+        """Copy from storage to this node what scripts may look for by a fixed name, and what this
+        launch has put there, if no node has a complete one. If a node is lost, the others may have
+        an older one. Do without it if storage does not answer.
+        """
+        launch, times = self._launch, {each.key: each.time for each in found}
+        keys = {k for k in launch.record.moved if step_of(os.path.basename(k)) is None}
+        keys -= launch.record.deleted.keys()
+        if keys <= ({chosen.key} if self._has_lost_node() else times.keys()):
+            return []
+        is_fixed_name = fixed_names()
+        is_fixed_name(chosen.key)
+
+        def is_wanted(candidate: CheckpointCandidate) -> bool:
+            key = os.path.relpath(candidate.path, launch.storage)
+            is_newer = times.get(key, 0) < candidate.time < chosen.time
+            is_usable = key in keys and candidate.path not in request.avoid
+            return is_fixed_name(key) and is_newer and is_usable
+
+        def stored() -> list[ExaminedCheckpoint]:
+            return list(launch.there.examine((), is_wanted))
+
+        try:
+            older = launch.storage_thread.run(stored, meanwhile=self._patient(BRIEF))
+        except OSError:
+            return []
+        size = sum(file.size for file in chosen.needed)
+        return self._mark(restore_older(launch, self._requests, self._draining, older, size))
+
+    def _patient(self, seconds: float) -> Between:
+        """Return what to do while storage is asked, for at most so long."""
+        until = time.monotonic() + seconds
+
+        def meanwhile(done: int, took: float) -> int:
+            if time.monotonic() >= until or self._requests.has_flush:
+                raise TimeoutError(errno.ETIMEDOUT, f"storage has not answered for {seconds:g} s")
+            return self._requests.meanwhile(done, took)
+
+        return meanwhile
+
+    def _mark(self, restored: Sequence[Contents]) -> list[Manifest]:
+        """Mark what was restored on this node as such. Return the manifests."""
+        self._nodes.refresh_soon()
+        own = list(map(self._own, restored))
+        self._nodes.own.mark(file for each in own for file in each.files)
+        return own
 
     def _own(self, contents: Contents) -> Manifest:
         """Return the manifest of a checkpoint that was restored on this node."""

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -41,18 +41,40 @@ def restore(
     """
     if why := _lack_of_links(launch):
         return Refused(request.id, why), []
-    run = partial(launch.storage_thread.run, meanwhile=requests.meanwhile)
     restoring = _Restoring(launch, requests.rounds)
-    reply = run(restoring.run, request)
-    for restored in restoring.restored:
-        launch.record.add(restored)
-        # It is not the same if the script has saved a newer one meanwhile.
-        if run(restored.is_copied, launch.storage):
-            draining.note_drained(restored)
-    launch.record.add_copied(restoring.beside)
+    reply = launch.storage_thread.run(restoring.run, request, meanwhile=requests.meanwhile)
+    _note(restoring, launch, requests, draining)
     if isinstance(reply, Restored) and not request.avoid:
         others.restore(requests.meanwhile)
     return reply, restoring.restored
+
+
+def restore_older(
+    launch: Launch,
+    requests: Requests,
+    draining: Draining,
+    examined: Sequence[ExaminedCheckpoint],
+    size: int,
+) -> list[Contents]:
+    """Copy these from storage, as far as there is room, also for the next save of `size` bytes.
+    Return what the staging directory has of them.
+    """
+    restoring = _Restoring(launch, requests.rounds)
+    fetched = restoring.fetch_by_name(iter(examined), size, ())
+    launch.storage_thread.run(list, fetched, meanwhile=requests.meanwhile)
+    _note(restoring, launch, requests, draining)
+    return restoring.restored
+
+
+def _note(restoring: _Restoring, launch: Launch, requests: Requests, draining: Draining) -> None:
+    """Note that storage has what was restored."""
+    for restored in restoring.restored:
+        launch.record.add(restored)
+        # It is not the same if the script has saved a newer one meanwhile.
+        run = partial(launch.storage_thread.run, meanwhile=requests.meanwhile)
+        if run(restored.is_copied, launch.storage):
+            draining.note_drained(restored)
+    launch.record.add_copied(restoring.beside)
 
 
 def _lack_of_links(launch: Launch) -> str:
@@ -137,7 +159,7 @@ class _Restoring:
                     continue
                 seconds = time.monotonic() - began
                 restored = candidate.path, found.size, seconds, tuple(skipped)
-                by_name = tuple(self._fetch_by_name(examined, found.size, request.avoid))
+                by_name = tuple(self.fetch_by_name(examined, found.size, request.avoid))
                 return Restored(request.id, *restored, by_name=by_name)
             if self._is_first and skipped:  # the script may be able to read it from storage
                 return Refused(request.id, f"nothing in {self._storage} can be used: {skipped[0]}")
@@ -154,7 +176,7 @@ class _Restoring:
         """Return whether a checkpoint is to be copied if it is complete."""
         return self._is_fixed_name(candidate.path) or not self.restored
 
-    def _fetch_by_name(
+    def fetch_by_name(
         self, examined: Iterator[ExaminedCheckpoint], size: int, avoid: Collection[str]
     ) -> Iterator[str]:
         """Copy those of the others that are complete, as long as there is room, also for the next
