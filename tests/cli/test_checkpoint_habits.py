@@ -119,10 +119,11 @@ def test_a_script_that_only_has_to_know_that_there_is_one(tmp_path):
     assert done.stdout.splitlines() == begun
 
 
-def test_one_that_looks_for_a_fixed_name_finds_it_in_memory_if_the_others_are_excluded(tmp_path):
+@pytest.mark.parametrize("excluded", ["model_best*", "*.log"])
+def test_one_that_looks_for_a_fixed_name_finds_it_in_memory(tmp_path, excluded):
     (tmp_path / "saved").mkdir()
     words = ("--nproc", 1, "--stage", "--checkpoint-dir", "saved")
-    words += ("--checkpoint-exclude", "model_best*", script(tmp_path, FIXED_NAME), "saved")
+    words += ("--checkpoint-exclude", excluded, script(tmp_path, FIXED_NAME), "saved")
     for launch in range(2):
         done = hpclaunch(*words, cwd=tmp_path, env=environment(**SAVING))
         assert done.returncode == 0, done.stderr
