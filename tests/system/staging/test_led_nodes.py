@@ -434,6 +434,7 @@ def with_best(root, epoch):
 @pytest.mark.parametrize("leader", [0, 1])
 def test_all_nodes_of_a_new_launch_get_what_scripts_look_for_by_a_fixed_name(nodes, leader):
     with_best(nodes.storage, 1)
+    (nodes.storage / "last_checkpoint").write_text("checkpoint.pt")
     write(nodes.storage / "step-1.pt", 1)
     date(nodes.storage / "step-1.pt", 1000)
     stager = nodes.lead(leader)

@@ -74,7 +74,7 @@ def _note(restoring: _Restoring, launch: Launch, requests: Requests, draining: D
         run = partial(launch.storage_thread.run, meanwhile=requests.meanwhile)
         if run(restored.is_copied, launch.storage):
             draining.note_drained(restored)
-    launch.record.add_copied(restoring.beside)
+    launch.record.add_copied(restoring.beside.values())
 
 
 def _lack_of_links(launch: Launch) -> str:
@@ -117,7 +117,7 @@ def fixed_names() -> Callable[[str], bool]:
 
 class _Restoring:
     """One request. `restored` are the checkpoints that were copied, with their trackers, the newest
-    first, and `beside` the files beside them, as they are in the staging directory.
+    first, and `beside` the files beside them, by name, as they are in the staging directory.
     """
 
     def __init__(self, launch: Launch, rounds: RoundTimes) -> None:
@@ -126,7 +126,7 @@ class _Restoring:
         self._storage, self._stage = launch.storage, launch.stage
         self._there, self._here = launch.there, launch.here
         self.restored: list[Contents] = []
-        self.beside: list[StagedFile] = []
+        self.beside: dict[str, StagedFile] = {}
         self._is_fixed_name = fixed_names()
 
     def run(self, request: Restore) -> Restored | Refused:
@@ -229,7 +229,7 @@ class _Restoring:
         beside = [
             each
             for each in notes(self._storage, contents.key, contents.found.candidate.beside, ())
-            if not self._stays(each)
+            if each.name not in self.beside and not self._stays(each)
         ]
         items = [*(() if is_here else contents.items), *beside]
         with draft_beside(self._launch.stage) as drafted:
@@ -241,7 +241,7 @@ class _Restoring:
                 names = tuple(each.name for each in items if not each.is_folder)
             for name in (*names, *(each.name for each in beside)):
                 place(os.path.join(drafted, name), os.path.join(self._stage, name))
-        self.beside += [file_at(self._stage, each.name) for each in beside]
+        self.beside |= {each.name: file_at(self._stage, each.name) for each in beside}
 
     def _stays(self, each: StagedFile) -> bool:
         """Return whether a file in memory is newer than this one on storage. With one node, each
@@ -259,7 +259,7 @@ class _Restoring:
             return "the copy in memory is no checkpoint"
         if not (wrong := copied.lacks or self._here.read(copied).wrong):
             restored = contents_of(self._stage, copied)
-            trackers = (each for each in self.beside if self._tracks(each, copied))
+            trackers = (each for each in self.beside.values() if self._tracks(each, copied))
             self.restored.append(replace(restored, items=(*trackers, *restored.items)))
             return ""
         for name in contents.essential if contents.key == HERE else contents.moved:
