@@ -190,6 +190,21 @@ def test_a_lost_node_is_named_with_the_reason():
     assert not past.is_fault
 
 
+def test_a_node_that_has_left_at_the_end_is_not_lost():
+    crew = training("n0 n1 n2", fewest=2, most=3)
+    crew.kill(0, down=True)
+    crew.until(crew.now + 10.0)
+    (head,) = crew.heads
+    for agent in (1, 2):
+        first = snapshot(crew, head).agents[agent].first_rank
+        for rank in (first, first + 1):
+            crew.feed(agent, WorkerExited(rank, 0, 0))
+        crew.feed(agent, WorkersGone())
+    crew.until(crew.now + 5.0)  # the head waits for n0
+    states = [each.state for each in snapshot(crew, head).agents]
+    assert states == [AgentState.LOST, AgentState.LEFT, AgentState.LEFT]
+
+
 def test_a_cordoned_node():
     crew = training("n0 n1 n2", most=2)
     crew.feed(2, HealthFound("its disk is full"))

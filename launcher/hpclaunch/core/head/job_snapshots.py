@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..protocol.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
+from ..protocol.losses import Loss
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Origin, Phase, Query, Vitals
 from ..protocol.values import replace
@@ -106,7 +107,9 @@ def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> Age
 
 def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
     """Return the state of an agent, and the reason if it is lost or its node is cordoned."""
-    if peer.is_lost:
+    # After the end of the job, agents that know of it are silent.
+    has_left = peer.has_ended and peer.presence.loss is not Loss.LEFT
+    if peer.is_lost and not has_left:
         return AgentState.LOST, peer.why_lost
     if peer.report is None:
         return AgentState.ABSENT, ""
