@@ -78,6 +78,15 @@ def test_a_lost_agent_is_left_out_and_another_head_leads_in_its_own_term():
     assert stages(crew)[-1] == {0: True, 1: True}
 
 
+def test_a_head_that_is_cut_off_does_not_lead_its_own_stager_alone():
+    """That one would copy to storage what the next head does not know of."""
+    crew = a_crew()
+    crew.cut([0], [1, 2])
+    crew.until(crew.now + 10.0)
+    assert [led.others for agent, led in crew.led if agent == 0][-1] == others(1, 2)
+    assert crew.led[-1][0] == 1
+
+
 def test_another_head_leads_them_in_its_own_term():
     crew = a_crew()
     before = crew.led[-1][1].term

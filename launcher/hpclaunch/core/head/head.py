@@ -175,7 +175,7 @@ class Head:
         if beat:
             self._beat_at = now + self._beat(now)
             effects += state.lease.renew(now)
-            effects += state.stagers.lead() if state.lease.holds(now) else []
+            effects += state.stagers.lead() if state.lease.will_hold(now) else []
         # Once rounds have begun, few agents join, and each gets its vote at once, not at a beat.
         late = reporter is not None and state.current is not None and state.lease.may_join(reporter)
         if (beat or late) and self.stage is not Stage.ENDING and state.reconfigure(now):
