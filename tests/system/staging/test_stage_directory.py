@@ -148,6 +148,53 @@ def test_the_next_launch_has_the_same_path_but_one_beside_another_does_not(base)
         each.remove()
 
 
+def test_launches_that_begin_at_the_same_time_have_a_directory_each(base, monkeypatch):
+    made, mkdir = [], os.mkdir
+
+    def mkdir_before_another(path, mode=0o777):
+        mkdir(path, mode)
+        if os.path.dirname(path) == home(base):
+            monkeypatch.undo()
+            sweep(base)
+            made.append(StageDirectory(base, "ckpt"))
+
+    monkeypatch.setattr(os, "mkdir", mkdir_before_another)
+    beginning = threading.Thread(
+        target=lambda: made.append(StageDirectory(base, "ckpt")), daemon=True
+    )
+    beginning.start()
+    beginning.join(5)
+    assert len(made) == 2
+    assert len({each.path for each in made if os.path.isdir(each.path)}) == 2
+
+
+def test_launches_that_sweep_at_the_same_time_leave_a_new_directory_alone(base, monkeypatch):
+    made, flock = [], fcntl.flock
+    kill_agent(StageDirectory(base, "ckpt"))
+
+    def flock_after_another(*words):
+        monkeypatch.undo()
+        sweep(base)
+        made.append(StageDirectory(base, "ckpt"))
+        flock(*words)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_another)
+    sweep(base)
+    assert os.path.isdir(made[0].path)
+
+
+def test_a_deleted_one_is_not_made_again_if_another_launch_has_its_path_now(base):
+    made = StageDirectory(base, "ckpt")
+    shutil.rmtree(home(base))
+    following = StageDirectory(base, "ckpt")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
+        made.renew()
+    assert os.path.isdir(following.path)
+    following.remove()
+    made.renew()
+    assert os.path.isdir(made.path)
+
+
 def test_only_orphans_of_the_same_storage_directory_are_awaited(base):
     made = StageDirectory(base, "/scratch/u/ckpt")
     lock = lock_shared(os.path.dirname(made.path))  # its stager's

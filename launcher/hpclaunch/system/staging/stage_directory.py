@@ -16,6 +16,7 @@ which contains the path of that directory, and on which an agent that lives has 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -43,25 +44,31 @@ class StageDirectory:
             try:
                 self._lock, self._agent = self._make()
                 break
-            except FileExistsError:
-                name = os.urandom(4).hex()
             except FileNotFoundError:  # another launch has just removed it
                 continue
+            except OSError as e:
+                if e.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                    raise
+                name = os.urandom(4).hex()
 
     @property
     def path(self) -> str:
         return os.path.join(self._own, _name(self._storage))
 
     def _make(self) -> tuple[int, int]:
-        """Make the directory. Return the descriptors that hold the agent's locks."""
-        os.mkdir(self._own, 0o700)
+        """Make the directory, with another name until it is locked: other launches may begin at the
+        same time. Return the descriptors that hold the agent's locks.
+        """
+        draft = os.path.join(_home(self._base), os.urandom(4).hex())
+        os.mkdir(draft, 0o700)
         with contextlib.ExitStack() as undo:
-            undo.callback(self._delete)
-            undo.callback(os.close, lock := lock_shared(self._own))
-            undo.callback(os.close, agent := _open(self._own, AGENT))
+            undo.callback(self._delete, draft)
+            undo.callback(os.close, lock := lock_shared(draft))
+            undo.callback(os.close, agent := _open(draft, AGENT))
             fcntl.flock(agent, fcntl.LOCK_EX)
             os.write(agent, os.fsencode(self._storage))  # fails if only empty files fit
-            os.mkdir(self.path)
+            os.mkdir(os.path.join(draft, _name(self._storage)))
+            os.rename(draft, self._own)  # fails if another launch has that one
             undo.pop_all()
         return lock, agent
 
@@ -69,7 +76,7 @@ class StageDirectory:
         """Make the directory again if another program has deleted it."""
         if os.fstat(self._lock).st_nlink:
             return
-        rmtree(self._own)  # what that program has left
+        sweep(self._base)  # what that program has left, unless another launch has the name now
         _make_home(self._base)
         old = self._lock, self._agent
         self._lock, self._agent = self._make()
@@ -78,12 +85,12 @@ class StageDirectory:
 
     def remove(self) -> None:
         """Remove the directory and all that is in it. First close the client of the stager."""
-        self._delete()
+        self._delete(self._own)
         os.close(self._lock)
         os.close(self._agent)
 
-    def _delete(self) -> None:
-        rmtree(self._own)
+    def _delete(self, path: str) -> None:
+        rmtree(path)
         with contextlib.suppress(OSError):  # another launch has one
             os.rmdir(_home(self._base))
 
@@ -109,7 +116,8 @@ def sweep(base: str) -> None:
             fd = _open(own, LOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                rmtree(own)
+                if os.fstat(fd).st_nlink:  # else another launch has that name now
+                    rmtree(own)
             finally:
                 os.close(fd)
     with contextlib.suppress(OSError):
