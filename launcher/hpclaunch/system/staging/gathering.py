@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from hpclaunch.core.staging.choice import choice, mixtures, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
 from hpclaunch.core.staging.generations import LastRestore, Manifest, last_restore, manifest
-from hpclaunch.system.checkpoints.candidates import CheckpointCandidate, step_of
+from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 from .contents import HERE, Contents, is_part
@@ -82,9 +82,11 @@ class Gathering:
         chosen, skipped = self._chosen(found, request)
         self._draining.chosen = 0 if chosen is None else chosen.time
         if chosen is not None:
-            older = list(self._older(chosen, found, request))
+            mixed = mixtures(found, holdings)
+            whole = [each for each in found if each not in mixed]
+            older = list(self._older(chosen, whole, request))
             is_away = bool(skipped)  # storage does not answer
-            own = [] if is_away else self._from_storage(chosen, found, request)
+            own = [] if is_away else self._from_storage(chosen, whole, request)
             keys = {each.key for each in own}
             restored = [chosen, *own, *(each for each in older if each.key not in keys)]
         else:
@@ -155,32 +157,29 @@ class Gathering:
         return (newest if stored is None or stored.time <= newest.time else None), ()
 
     def _older(
-        self, chosen: Manifest, found: Sequence[Manifest], request: Restore
+        self, chosen: Manifest, whole: Sequence[Manifest], request: Restore
     ) -> Iterator[Manifest]:
         """Yield the older checkpoints in memory that scripts may look for by a fixed name."""
-        is_fixed_name = fixed_names()
-        is_fixed_name(chosen.key)
-        mixed = mixtures(found, self._nodes.holdings)
-        for each in found:
+        is_fixed_name = fixed_names(chosen.key)
+        for each in whole:
             is_avoided = self._launch.on_storage(each.key) in request.avoid
-            is_usable = each not in mixed and not is_avoided and each.key != HERE
+            is_usable = not is_avoided and each.key != HERE
             if is_usable and each.generation < chosen.generation and is_fixed_name(each.key):
                 yield each
 
     def _from_storage(
-        self, chosen: Manifest, found: Sequence[Manifest], request: Restore
+        self, chosen: Manifest, whole: Sequence[Manifest], request: Restore
     ) -> list[Manifest]:
         """Copy from storage to this node what scripts may look for by a fixed name, and what this
         launch has put there, if no node has a complete one. If a node is lost, the others may have
         an older one. Do without it if storage does not answer.
         """
-        launch, times = self._launch, {each.key: each.time for each in found}
-        keys = {k for k in launch.record.moved if step_of(os.path.basename(k)) is None}
-        keys -= launch.record.deleted.keys()
-        if keys <= ({chosen.key} if self._has_lost_node() else times.keys()):
+        launch, times = self._launch, {each.key: each.time for each in whole}
+        keys = launch.record.moved.keys() - launch.record.deleted.keys() - {HERE}
+        in_memory = () if self._has_lost_node() else times.keys()
+        if not any(map(fixed_names(chosen.key, *in_memory), keys)):
             return []
-        is_fixed_name = fixed_names()
-        is_fixed_name(chosen.key)
+        is_fixed_name = fixed_names(chosen.key)
 
         def is_wanted(candidate: CheckpointCandidate) -> bool:
             key = os.path.relpath(candidate.path, launch.storage)

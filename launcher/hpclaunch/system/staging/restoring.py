@@ -99,17 +99,21 @@ def _lack_of_permission(storage: str) -> str:
     return f"{path} is read-only, or this user may not write to it"
 
 
-def fixed_names() -> Callable[[str], bool]:
+def fixed_names(*known: str) -> Callable[[str], bool]:
     """Return a function that returns whether a script may look for the checkpoint at this path by a
     fixed name: one without a step. Call that for the newest checkpoint first: of several names that
-    differ only in numbers (`model_1.pth`), it is true for the first.
+    differ only in numbers (`model_1.pth`), also from those that are `known`, it is true for the
+    first.
     """
-    forms: set[str] = set()
+
+    def form(path: str) -> str:
+        return re.sub(r"\d+", "0", path)
+
+    forms = set(map(form, known))
 
     def is_fixed_name(path: str) -> bool:
-        form = re.sub(r"\d+", "0", path)
-        is_new = form not in forms
-        forms.add(form)
+        is_new = form(path) not in forms
+        forms.add(form(path))
         return is_new and step_of(os.path.basename(path)) is None
 
     return is_fixed_name
