@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import saving_scripts
-from kill_points import Channel, Node, close
+from kill_points import Channel, KilledError, Node, close
 from looking import cut_short, damage, date, newest
 from saving_scripts import ROOT, SCRIPTS, picture, write
 from test_golden import TREES, tree
@@ -751,6 +751,31 @@ def test_a_staging_directory_that_somebody_has_deleted_deletes_nothing(node, sta
     assert flushed.unusable == (str(node.storage),)  # so the next round looks on storage
     assert "has deleted the staging directory" in flushed.why
     assert names(node.storage) == ["step-1.pt", "step-2.pt"]
+
+
+@pytest.mark.parametrize("request_", [messages.Restore(1), messages.Flush(1)])
+def test_what_is_found_while_another_program_deletes_all_is_not_sent(
+    node, stager, monkeypatch, request_
+):
+    """The job would save on storage from then on, or report checkpoints as lost."""
+
+    def exit_now(_):
+        raise KilledError
+
+    monkeypatch.setattr(os, "_exit", exit_now)
+    write(node.storage / "step-1.pt", 1)
+    name = type(request_).__name__.lower()
+    answer = getattr(stager, name)
+
+    def delete_first(asked):
+        shutil.rmtree(node.stage.parent)
+        return answer(asked)
+
+    monkeypatch.setattr(stager, name, delete_first)
+    stager.requests.pending.append(request_)
+    with pytest.raises(KilledError):
+        stager._answer()
+    assert node.channel.sent == [messages.DirectoryDeleted()]
 
 
 def test_the_next_stager_knows_what_this_launch_has_saved(node, stager):

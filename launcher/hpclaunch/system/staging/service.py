@@ -108,16 +108,18 @@ class Stager:
         pending, send = self.requests.pending, self.requests.send
         while (request := next((p for p in pending if isinstance(p, kinds)), None)) is not None:
             pending.remove(request)
-            self._end_if_deleted()
+            reply: messages.Reply
             match request:
                 case messages.Restore():
-                    send(reply := self.restore(request))
-                    if isinstance(reply, messages.Restored) and reply.size:
-                        self.memory.copies_at = time.monotonic() + AFTER_RESTORE
+                    reply = self.restore(request)
                 case messages.Search(id=number):
-                    send(self.search(number))
+                    reply = self.search(number)
                 case messages.Flush(id=number):
-                    send(self.flush(number))
+                    reply = self.flush(number)
+            self._end_if_deleted()  # else it would be taken for what the script has saved
+            send(reply)
+            if isinstance(reply, messages.Restored) and reply.size:
+                self.memory.copies_at = time.monotonic() + AFTER_RESTORE
 
     def _end(self) -> None:
         """Drain what a dead agent has left, and remove the staging directory, unless another
