@@ -24,6 +24,7 @@ from hpclaunch.system.staging import (
     looking,
     messages,
     node,
+    restoring,
     room,
     service,
     view,
@@ -463,6 +464,31 @@ def test_without_room_for_one_by_a_fixed_name_no_node_has_it(nodes, monkeypatch)
     assert nodes.restore(nodes.lead()).path == str(nodes.storage / "model_best.pt")
     assert [os.listdir(stage) for stage in nodes.stages] == [["model_best.pt"]] * 3
     assert len(os.listdir(nodes.storage)) == 2
+
+
+def test_one_by_a_fixed_name_does_not_take_the_room_of_the_newest(nodes, monkeypatch):
+    """The node that leads now has just joined."""
+    stager = nodes.lead(0)
+    nodes.restore(stager)
+    with_best(nodes.stages[2], 1)
+    size = (nodes.stages[2] / "model_best.pt").stat().st_size
+    nodes.work(stager)
+    nodes.lose(1, 2)
+    nodes.join(1)
+
+    def limited(stage):
+        found = real(stage)
+        if stage != str(nodes.stages[1]):
+            return found
+        used = sum(path.stat().st_size for path in nodes.stages[1].iterdir())
+        return found._replace(free=int(2.5 * size) - used, kept=0)
+
+    real = room.room
+    for module in (restoring, node):
+        monkeypatch.setattr(module, "room", limited)
+    stager = nodes.lead(1)
+    assert nodes.restore(stager).path == ""
+    assert [os.listdir(nodes.stages[n]) for n in nodes.living] == [["model_best.pt"]] * 2
 
 
 def test_all_nodes_get_what_one_has_saved_by_a_fixed_name(nodes):

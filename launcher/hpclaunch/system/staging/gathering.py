@@ -9,7 +9,7 @@ import errno
 import os
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hpclaunch.core.staging.choice import choice, mixtures, outdated
 from hpclaunch.core.staging.copies import Transfer, restoring
@@ -82,13 +82,12 @@ class Gathering:
         chosen, skipped = self._chosen(found, request)
         self._draining.chosen = 0 if chosen is None else chosen.time
         if chosen is not None:
+            fetched = self._gather(chosen, request)
             mixed = mixtures(found, holdings)
             whole = [each for each in found if each not in mixed]
-            older = list(self._older(chosen, whole, request))
             is_away = bool(skipped)  # storage does not answer
             own = [] if is_away else self._from_storage(chosen, whole, request)
-            keys = {each.key for each in own}
-            restored = [chosen, *own, *(each for each in older if each.key not in keys)]
+            restored = [chosen, *own, *self._older([chosen, *own], whole, request)]
         else:
             reply, copied = restore(
                 self._launch, self._requests, self._draining, self._others, request
@@ -99,7 +98,7 @@ class Gathering:
             own = self._mark(copied)
             restored = [*own]
             chosen = restored[0] if restored else None
-        fetched = self._gather(chosen, request)
+            fetched = self._gather(chosen, request)
         for each in restored[1:]:
             try:
                 fetched += self._gather(each, request)
@@ -157,15 +156,14 @@ class Gathering:
         return (newest if stored is None or stored.time <= newest.time else None), ()
 
     def _older(
-        self, chosen: Manifest, whole: Sequence[Manifest], request: Restore
-    ) -> Iterator[Manifest]:
-        """Yield the older checkpoints in memory that scripts may look for by a fixed name."""
-        is_fixed_name = fixed_names(chosen.key)
-        for each in whole:
-            is_avoided = self._launch.on_storage(each.key) in request.avoid
-            is_usable = not is_avoided and each.key != HERE
-            if is_usable and each.generation < chosen.generation and is_fixed_name(each.key):
-                yield each
+        self, restored: Sequence[Manifest], whole: Sequence[Manifest], request: Restore
+    ) -> list[Manifest]:
+        """Return the older checkpoints in memory that scripts may look for by a fixed name, without
+        those of which a later one is `restored`.
+        """
+        is_fixed_name, on_storage = fixed_names(*(m.key for m in restored)), self._launch.on_storage
+        usable = [m for m in whole if m.key != HERE and on_storage(m.key) not in request.avoid]
+        return [m for m in usable if m.generation < restored[0].generation and is_fixed_name(m.key)]
 
     def _from_storage(
         self, chosen: Manifest, whole: Sequence[Manifest], request: Restore
