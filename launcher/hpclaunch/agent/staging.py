@@ -62,7 +62,7 @@ class Staging(Adapter):
         self._host, self._record = context.host, context.record
         self._is_replaced = context.logs.is_replaced
         self._settings, self._config = settings, context.config
-        self._launch = os.urandom(4).hex()  # its name, in those of unfinished copies on storage
+        self._launch = os.urandom(4).hex()  # a part of the names of unfinished copies on storage
         self._agents: tuple[int, ...] = ()  # with several, those that need the checkpoint
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
@@ -70,7 +70,7 @@ class Staging(Adapter):
         self._client: StagingClient | None = None
         self._start_at = math.inf  # when to start another stager
         self._started = 0  # stagers since the last flush was requested
-        self._is_deleted = False  # the directory, and its stager is ending
+        self._is_deleted = False  # the directory was deleted, so its stager ends
         self._rounds: Rounds = ()
         self._hurries = True  # no worker is disturbed by copies at full speed
         self._number = 0  # of the newest request

@@ -168,9 +168,9 @@ class Gathering:
     def _from_storage(
         self, chosen: Manifest, whole: Sequence[Manifest], request: Restore
     ) -> list[Manifest]:
-        """Copy from storage to this node what scripts may look for by a fixed name, and what this
-        launch has put there, if no node has a complete one. If a node is lost, the others may have
-        an older one. Do without it if storage does not answer.
+        """Copy to this node the checkpoints that scripts may look for by a fixed name, and that
+        this launch has put on storage, if no node has a complete one. If a node is lost, the others
+        may have older ones. Do without them if storage does not answer.
         """
         launch, times = self._launch, {each.key: each.time for each in whole}
         keys = launch.record.moved.keys() - launch.record.deleted.keys() - {HERE}

@@ -26,7 +26,7 @@ class Launch:
         self.storage, self.stage = map(os.path.abspath, (settings.storage, settings.stage))
         self.own = os.path.dirname(self.stage)  # HASH: see stage_directory.py
         self.has_several_nodes = settings.has_several_nodes
-        self.name = settings.launch  # in those of its drafts on storage
+        self.name = settings.launch  # a part of the names of its drafts on storage
         self.here, self.there = self._searching(self.stage), self._searching(self.storage)
         self.root, self.seen = self.stage, self.here
         self.record = Record(self.own)

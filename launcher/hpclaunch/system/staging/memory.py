@@ -24,7 +24,7 @@ class Memory:
         self.launch = launch
         self.leads = True  # whether this stager drains checkpoints
         self.term = 0  # in which it leads
-        self.led_since = 0  # ns since the epoch; with one node, since ever
+        self.led_since = 0  # ns since the epoch; 0: from the start, as with one node
         self.copies_at = 0.0  # no copy of a checkpoint begins before
 
     @property

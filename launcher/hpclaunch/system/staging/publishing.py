@@ -1,8 +1,8 @@
 """Changes on storage: a finished draft gets its final name, and a deleted checkpoint vanishes, each
 in one step. So whenever this process is killed, storage has whole checkpoints only, and what is
 left unfinished is a draft, which has a hidden name, and which `sweep` removes. Other launches may
-save in the same directory, so a draft's name has that of its launch, and the draft's
-time shows whether that launch still writes to it.
+save in the same directory, so a draft's name contains that of its launch, and the draft's time
+shows whether that launch still writes to it.
 
 Two cases need more than one step. Meanwhile, a complete checkpoint has another name, which the
 search sees, too:

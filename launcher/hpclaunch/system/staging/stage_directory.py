@@ -1,8 +1,8 @@
 """The staging directory: BASE/hpclaunch-stage-UID/HASH/NAME, where NAME is the name of the
 directory on storage, since some frameworks' rules depend on it (Accelerate's `checkpoints`). HASH
-is that of the path on storage, so that the staging directory has the same path on all nodes, and in
-the next launch: scripts send it to other ranks, and save it in files (`last_checkpoint` of
-MMEngine). If another launch has that one, HASH is random.
+is a checksum of the path on storage, so that the staging directory has the same path on all nodes,
+and in the next launch: scripts send it to other ranks, and save it in files (`last_checkpoint` of
+MMEngine). If another launch has that directory, HASH is random.
 
 HASH contains the staging directory and the stager's own files. It is in use as long as an agent or
 a stager holds a shared lock on its file `lock`. After both were killed, the next launch removes it:
