@@ -79,7 +79,7 @@ def test_a_lost_agent_is_left_out_and_another_head_leads_in_its_own_term():
 
 
 def test_a_head_that_is_cut_off_does_not_lead_its_own_stager_alone():
-    """That one would copy to storage what the next head does not know of."""
+    """Storage would get what the next head does not know of."""
     crew = a_crew()
     crew.cut([0], [1, 2])
     crew.until(crew.now + 10.0)
