@@ -300,6 +300,26 @@ def test_nothing_half_is_flushed(node, stager):
     assert names(node.storage) == ["step-1.pt"]
 
 
+@pytest.mark.parametrize("seal", [".complete", "done.txt"])
+def test_a_seal_does_not_reach_storage_before_what_it_seals(node, seal):
+    """The script completes a save soon after a look that has found one file of it."""
+    stager = node.stager(complete="done.txt")
+    write(node.stage / "rank-0.pt", 1)
+    found = stager.looking.look()
+    (one,) = stager.looking.complete(found)
+    write(node.stage / "inner" / "rank-1.pt", 1)
+    (node.stage / "log.txt").touch()
+    (node.stage / seal).touch()
+    assert not stager.draining.drain(one, found)
+    assert names(node.storage) == ["log.txt", "rank-0.pt"]
+    (node.stage / "more.txt").touch()
+    stager.others.drain(found, copying.at_once, set())
+    assert names(node.storage) == ["log.txt", "more.txt", "rank-0.pt"]
+    stager.work()
+    assert picture(node.storage) == picture(node.stage)
+    node.close(stager)
+
+
 def half_sealed(root):
     (root / ".complete").unlink()
     write(root / "rank-0.pt", 2)

@@ -107,6 +107,10 @@ class Facts:
     def excludes(self, *names: str) -> bool:
         return any(fnmatch(name, pattern) for name in names for pattern in self.exclude)
 
+    def seals(self, name: str) -> bool:
+        """Return whether this file, a path below a directory, seals that."""
+        return name == COMPLETE or fnmatch(name, self.complete)
+
 
 NOTHING_KNOWN = Facts()
 

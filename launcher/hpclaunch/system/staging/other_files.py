@@ -127,6 +127,7 @@ class OtherFiles:
             each
             for each in self._beside(found, skipped)
             if not each.name.endswith(SAVED)
+            and not facts.seals(each.name)  # it may be new, and what it seals is not copied here
             and not facts.excludes(
                 os.path.basename(each.name), os.path.join(self._launch.root, each.name)
             )
