@@ -320,6 +320,18 @@ def test_a_seal_does_not_reach_storage_before_what_it_seals(node, seal):
     node.close(stager)
 
 
+def test_no_file_of_a_half_save_reaches_storage_beside_a_sealed_one(node, stager):
+    SCRIPTS["sealed-root"](node.stage, 1)
+    stager.work()
+    expected = picture(node.storage)
+    found = stager.looking.look()
+    (node.stage / ".complete").unlink()
+    (node.stage / "config.json").write_text("of the next save")
+    for each in (found, stager.looking.look()):
+        stager.others.drain(each, copying.at_once, set())
+        assert picture(node.storage) == expected
+
+
 def half_sealed(root):
     (root / ".complete").unlink()
     write(root / "rank-0.pt", 2)

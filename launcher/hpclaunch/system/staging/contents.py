@@ -16,6 +16,7 @@ from pathlib import Path
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.system.checkpoints.candidates import DRAFTS, CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import STAGING, ExaminedCheckpoint
+from hpclaunch.system.checkpoints.formats.sealed import Sealed
 from hpclaunch.system.checkpoints.listing import OWN
 
 HERE = "."  # the key of a checkpoint that lies directly in the root
@@ -136,6 +137,8 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
         others = (os.path.relpath(c.path, root) for c in candidate.beside)
         skipped = {o for o in others if not any(f"{p}/".startswith(f"{o}/") for p in parts)}
         items = list(tree(root, HERE, frozenset(skipped)))[1:]
+        if isinstance(candidate.format, Sealed):  # it has no file that is newer than its seal
+            parts.update(each.name for each in items if each.is_file)
         moved, essential = (HERE,), frozenset(parts)
     else:
         ranks = _of_ranks(root, candidate)
