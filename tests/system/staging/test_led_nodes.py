@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 import threading
@@ -621,6 +622,23 @@ def test_what_is_deleted_soon_after_a_restore_is_deleted_everywhere(nodes, monke
     assert sum(kept(nodes)) == 1
     assert os.listdir(nodes.storage) == ["step-2.pt"]
     assert [os.listdir(stage) for stage in nodes.stages] == [["step-2.pt"], [], []]
+
+
+def test_what_is_deleted_at_once_after_a_restore_is_deleted_on_storage(nodes):
+    stager = nodes.lead(1)
+    for step in (1, 2):
+        write(nodes.stages[0] / f"step-{step}.pt", step)
+        nodes.work(stager)
+    stager.looking.due = math.inf
+    stager.requests.take(messages.Restore(1, (), (0, 1, 2)))
+    stager._answer()
+    if stager.looking.is_due:
+        stager.work()
+    write(nodes.stages[0] / "step-3.pt", 3)
+    os.unlink(nodes.stages[0] / "step-1.pt")
+    stager.memory.copies_at = 0.0
+    nodes.work(stager)
+    assert sorted(os.listdir(nodes.storage)) == ["step-2.pt", "step-3.pt"]
 
 
 def test_another_leader_continues(nodes, tmp_path):

@@ -112,6 +112,7 @@ class Stager:
             match request:
                 case messages.Restore():
                     reply = self.restore(request)
+                    self.looking.due = 0.0  # before the script deletes what is there now
                 case messages.Search(id=number):
                     reply = self.search(number)
                 case messages.Flush(id=number):
