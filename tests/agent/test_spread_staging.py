@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import test_staging
-from test_staging import FD, wait_until_gone
+from test_staging import FD, home, wait_until_gone
 
 from hpclaunch.agent.spread_staging import OTHERS, SpreadStaging
 from hpclaunch.agent.staging import AGAIN, ENDS
@@ -296,8 +296,9 @@ def test_a_member_leaves_memory_with_the_first_round_on_storage(member):
 
 def test_a_node_without_such_a_directory_says_so(tmp_path, monkeypatch):
     story = Story(tmp_path / "missing", monkeypatch, leads=False)
-    assert story.turn() == [events.StagerFound(0, "n0: No such file or directory")]
-    assert story.said == ["--stage: the script saves to ckpt itself: n0: No such file or directory"]
+    why = f"n0: No such file or directory: {home(tmp_path / 'missing')}"
+    assert story.turn() == [events.StagerFound(0, why)]
+    assert story.said == [f"--stage: the script saves to ckpt itself: {why}"]
 
 
 # The end of the job

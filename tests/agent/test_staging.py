@@ -31,6 +31,10 @@ FULL = "No space left on device"
 MIXED = "a file of it is of another save"
 
 
+def home(base):
+    return os.path.join(base, f"hpclaunch-stage-{os.geteuid()}")
+
+
 class Client:
     """A stager that does nothing. `asked` has the requests to all of them."""
 
@@ -151,7 +155,16 @@ def test_without_room_nothing_is_staged(story):
 def test_without_a_directory_in_memory_nothing_is_staged(tmp_path, monkeypatch):
     story = Story(tmp_path / "missing", monkeypatch)
     assert story.search() == ["searched"]
-    assert story.said == ["--stage: the script saves to ckpt itself: No such file or directory"]
+    why = f"No such file or directory: {home(tmp_path / 'missing')}"
+    assert story.said == [f"--stage: the script saves to ckpt itself: {why}"]
+
+
+def test_a_directory_in_memory_that_is_refused_is_named(tmp_path, monkeypatch):
+    os.mkdir(home(tmp_path), 0o777)
+    os.chmod(home(tmp_path), 0o777)
+    story = Story(tmp_path, monkeypatch)
+    why = f"it is not a private directory of this user: {home(tmp_path)}"
+    assert story.said == [f"--stage: the script saves to ckpt itself: {why}"]
 
 
 def test_if_room_is_short_later_the_next_round_waits_until_all_is_on_storage(staging):

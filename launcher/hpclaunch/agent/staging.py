@@ -101,7 +101,7 @@ class Staging(Adapter):
         except OSError as e:
             # If the job cannot begin, say only why, not also where the script saves.
             self._is_refused = self._config.trouble is not None
-            self._refuse(e.strerror or str(e))
+            self._refuse(": ".join(str(word) for word in (e.strerror or e, e.filename) if word))
 
     @property
     def spread(self) -> SpreadStaging | None:
