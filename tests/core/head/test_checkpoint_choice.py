@@ -226,8 +226,10 @@ def test_a_new_head_knows_what_is_avoided():
         ('train.py", line 1, in train_step', False),
     ],
 )
-def test_what_a_worker_was_at(frame, loads):
-    assert bool(LOADING.search(f'  File "{frame}\n    x\nValueError: y')) == loads
+@pytest.mark.parametrize("prefix", ["", "[rank12]: "])
+def test_what_a_worker_was_at(frame, loads, prefix):
+    lines = (f'  File "{frame}', "    x", "ValueError: y")
+    assert bool(LOADING.search("\n".join(prefix + line for line in lines))) == loads
 
 
 def resume(budget, path, *, at, signum=0, tail="", **when):

@@ -33,9 +33,11 @@ REJECT_AFTER = 2  # failures in a row while the same checkpoint was being loaded
 FAILED_TWICE = "the job failed twice while it was resuming from it"
 # The functions in a worker's traceback that load a checkpoint: those of torch, safetensors and
 # DeepSpeed, and others with names such as load_state_dict, _load_checkpoint or from_pretrained.
-# Functions that load data or modules do not match.
+# Functions that load data or modules do not match. Once there is a process group, torch begins each
+# line with the rank.
 LOADING = re.compile(
-    r'^  File "[^"]*/(?:torch|safetensors|deepspeed)/[^"]*", line \d+, in _*load\w*$|'
+    r'^(?:\[rank\d+\]: )?  File "[^"]*/(?:torch|safetensors|deepspeed)/[^"]*", '
+    r"line \d+, in _*load\w*$|"
     r", in (?:\w*(?:load|restore|resume|read)\w*"
     r"(?:state|checkpoint|ckpt|snapshot|weights|sharded|optimizer|model)\w*|from_pretrained)$",
     re.MULTILINE,
