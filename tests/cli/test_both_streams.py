@@ -56,6 +56,13 @@ def test_lines_of_both_streams_keep_their_order(tmp_path):
     assert [line.partition(": ")[2] for line in shown if "[0]: " in line] == IN_ORDER
 
 
+def test_a_message_begins_a_line_of_its_own_after_a_progress_bar(tmp_path):
+    again = "os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' or os._exit(9)"
+    bar = f"import os, sys, time\nprint(end=' 35%|###|', flush=True)\ntime.sleep(1)\n{again}\n"
+    lines = in_one_place("--nproc", 1, script(tmp_path, bar), cwd=tmp_path)
+    assert lines == [" 35%|###|"] * 2
+
+
 def test_streams_that_go_to_two_places_have_two_files(tmp_path):
     train = script(tmp_path, BOTH)
     done = hpclaunch("--log-dir", "logs", "--nproc", 1, train, cwd=tmp_path)

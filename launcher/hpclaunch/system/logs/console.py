@@ -103,13 +103,18 @@ class Console:
 
 
 def consoles() -> dict[int, Console]:
-    """Return the consoles by descriptor: only one if both are the same terminal."""
+    """Return the consoles by descriptor: only one if both are the same terminal, pipe or file."""
     errors = Console(2)
-    return {1: errors if _is_one_terminal() else Console(1), 2: errors}
+    return {1: errors if _is_one() else Console(1), 2: errors}
 
 
-def _is_one_terminal() -> bool:
-    return os.isatty(1) and os.isatty(2) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
+def _is_one() -> bool:
+    try:
+        output, errors = os.fstat(1), os.fstat(2)
+    except OSError:  # closed at the start
+        return False
+    is_terminal = os.isatty(1) and os.isatty(2) and output.st_rdev == errors.st_rdev
+    return is_terminal or os.path.samestat(output, errors)
 
 
 def _without_waiting(fd: int) -> int:
