@@ -371,6 +371,8 @@ def test_every_advice_is_a_short_paragraph():
         ("train.py: error: unrecognized arguments: --lrr", None),
         ("OSError: [Errno 5] Input/output error: '/data/shard-3'", True),
         ("RuntimeError: Connection reset by peer", True),
+        ("OSError: libcudart.so.12: cannot open shared object file: No such file or ...", False),
+        ("OSError: Could not load this library: /x/libtorchaudio.so", False),
         ("ModuleNotFoundError: No module named 'x'", False),
         ("ValueError: a bad batch", None),
         ("", None),

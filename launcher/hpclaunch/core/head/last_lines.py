@@ -175,7 +175,12 @@ MEANINGS = (
         "os.environ.get(NAME, DEFAULT). RANK, WORLD_SIZE and LOCAL_RANK are always set.",
     ),
     Meaning(
-        _words("version `GLIBC", "cannot open shared object file", "undefined symbol"),
+        _words(
+            "version `GLIBC",
+            "cannot open shared object file",
+            "Could not load this library",
+            "undefined symbol",
+        ),
         "a library does not fit the workers' environment. Load the same modules as when it was "
         "installed (module load ... in the job script, before srun), build extensions again for "
         "this torch, and check whether all nodes have the same system.",
@@ -275,6 +280,11 @@ MEANINGS = (
     # Code 2 is argparse's, and Python's for a script that does not exist.
     Meaning(_words("error: ", "can't open file"), may_pass=False, code=2),
     Meaning(_words(pattern=r"^(?:Import|ModuleNotFound|Syntax|Indentation)Error:"), may_pass=False),
+    Meaning(
+        # These are OSErrors: of ctypes, and of torch.ops.load_library.
+        _words("cannot open shared object file: No such file", "Could not load this library"),
+        may_pass=False,
+    ),
     # Exceptions of the file system or the network. FileNotFoundError and the like are left out: a
     # wrong path stays wrong.
     Meaning(
