@@ -173,12 +173,14 @@ DIES = "import os; os._exit(9) if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0
     [
         ("", "nothing has been saved in --checkpoint-dir yet"),
         ("weights.npz", "saved has weights.npz, but nothing in a known format"),
+        ("run/weights/last.pt", "saved/**' also searches the directories below it"),
         ("step-1.pt", "none can be used (hpclaunch checkpoints lists them)"),
     ],
 )
 def test_a_restart_without_a_checkpoint_says_why(tmp_path, file, why):
     (tmp_path / "saved").mkdir()
-    body = (f"open('saved/{file}', 'w').close()\n" if file else "") + DIES
+    within = f"import os; os.makedirs('saved/{os.path.dirname(file)}', exist_ok=True)\n"
+    body = (f"{within}open('saved/{file}', 'w').close()\n" if file else "") + DIES
     args = ("--nproc", 1, "--checkpoint-dir", "saved")
     done = hpclaunch(*args, script(tmp_path, body), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -54,6 +54,13 @@ DIES = "if step == 3 and not done: os.kill(os.getpid(), signal.SIGKILL)"
 STAYS = "if step == done + 1: time.sleep(600)"
 SLOWLY = 0.025  # seconds for each MiB, so that the guard of memory acts in time on a busy machine
 # The stager is a child of the agent, as is the fork server, of which the worker is a grandchild.
+SAVES_DIRECTORY = """
+import os, saving, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.makedirs(f"{sys.argv[1]}/step-1")
+    saving.save({"step": 1}, f"{sys.argv[1]}/step-1/model.pt")
+    os._exit(9)
+"""
 KILLS_STAGER = """
     if step == 3:
         import subprocess
@@ -437,6 +444,14 @@ def test_a_checkpoint_that_fails_twice_is_replaced_by_an_older_one_from_storage(
     assert done.returncode == 0, done.stderr
     assert re.findall(r"tries (\d+)", done.stdout) == ["2", "2", "1"]
     assert "skipping checkpoint step-2.pt: the job failed twice while" in done.stderr
+
+
+def test_a_hint_about_the_checkpoint_directory_has_its_path_on_storage(tmp_path):
+    path = script(tmp_path, SAVES_DIRECTORY)
+    words = ("--nproc", 1, "--stage", "--checkpoint-dir", "ckpt", path, "ckpt")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**ENVIRON))
+    assert done.returncode == 0, done.stderr
+    assert f"if model.pt is all that is needed: --checkpoint-dir '{tmp_path}/ckpt/*'" in done.stderr
 
 
 def test_two_machines_save_in_the_memory_of_both(tmp_path):

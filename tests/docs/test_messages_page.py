@@ -101,7 +101,7 @@ REASONS = {
     " is read-only, or this user may not write to it": "system/staging/restoring.py",
     "starts threads": "worker/site/_hpclaunch_template.py",
     " stands in for the ": "worker/site/_hpclaunch_template.py",
-    ", but nothing in a known format; for directories in ": "agent/resuming.py",
+    ", but nothing in a known format": "agent/resuming.py",
     "cannot look for checkpoints in ": "agent/resuming.py",
     "the process that looks for them has ended": "agent/resuming.py",
     ", and takes one user at a time (process ": "worker/mps_keeper.py",
@@ -167,8 +167,9 @@ EXAMPLES: tuple[Fact, ...] = (
     _began(passed_over=CUT_SHORT),
     _began(
         begins=1,
-        lacking="ckpt has model.bin, but nothing in a known format; for directories in a format "
-        "of your own, --checkpoint-complete names the file that marks a complete one",
+        lacking="ckpt has model.bin, but nothing in a known format; --checkpoint-dir 'ckpt/**' "
+        "also searches the directories below it; for directories in a format of your own, "
+        "--checkpoint-complete names the file that marks a complete one",
     ),
     _began(),
     _began(lacking="storage has none yet, and what only the memory of n2 had is lost"),

@@ -8,6 +8,7 @@ shows whether a checkpoint saved then is complete.
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 import os
 import time
@@ -486,7 +487,7 @@ class Resuming(Adapter):
         staged = self.stage is not None
         newest = self._note_newest(found)
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
-        passed_over = tuple(f"{f.name}: {f.lacks}" for f in loud)
+        passed_over = tuple(f"{f.name}: {self._why(f)}" for f in loud)
         passed_over += () if self._staging is None else self._staging.skipped
         if newest is None:
             return events.CheckpointChosen(
@@ -511,6 +512,11 @@ class Resuming(Adapter):
             staged=staged,
         )
 
+    def _why(self, found: FoundCheckpoint) -> str:
+        """Return what a checkpoint lacks, with paths on storage."""
+        lacks = found.lacks or ""
+        return lacks if self.stage is None else self.stage.with_stored(lacks)
+
     def _near(self, saved: int) -> Rounds:
         """Return the rounds around the time of a save, which show whether it is complete. Agents
         that did not take part in all of them need these.
@@ -523,9 +529,15 @@ class Resuming(Adapter):
             return ""
         return (
             f"{self._where} has {some(names, NAMES)}"
-            ", but nothing in a known format; for directories in a format of your own, "
-            "--checkpoint-complete names the file that marks a complete one"
+            f", but nothing in a known format{self._below()}; for directories in a format of your "
+            "own, --checkpoint-complete names the file that marks a complete one"
         )
+
+    def _below(self) -> str:
+        """Return the option that also finds checkpoints in directories below; "" for a pattern."""
+        if glob.has_magic(self._where):
+            return ""
+        return f"; --checkpoint-dir '{self._where}/**' also searches the directories below it"
 
     def _failed(self, why: str) -> events.SearchFailed:
         self._search_number = 0

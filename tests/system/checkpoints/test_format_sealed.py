@@ -31,6 +31,15 @@ def test_a_script_says_itself_that_all_ranks_have_saved(tmp_path):
     assert "optimizer/__0_0.distcp: cut short" in passed_over(tmp_path)
 
 
+def test_a_directory_with_one_file_that_may_be_all_that_is_needed(tmp_path):
+    """Each directory of LitGPT has one, `lit_model.pth`."""
+    file = of_ranks(tmp_path / "step-5", at=100, ranks=1) / "rank-0.pt"
+    pattern = f"{tmp_path}/*"
+    wanted = f"; if rank-0.pt is all that is needed: --checkpoint-dir '{pattern}'"
+    assert wanted in passed_over(tmp_path)
+    assert newest(pattern) == (str(file), [])
+
+
 def test_what_dcp_has_saved_without_collectives_needs_a_seal_most(tmp_path):
     """Each rank has metadata of its own, which name its shards."""
     directory = dcp_save(tmp_path / "step-5", at=100)

@@ -53,7 +53,7 @@ class Unsealed:
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
         files = place.folder.files
-        saved = [name for name in files if name.endswith(SAVED) and not name.startswith(".")]
+        saved = _saved(place.folder)
         if not saved:
             return None
         latest = max((files[name] for name in saved), key=lambda entry: entry.time)
@@ -64,10 +64,19 @@ class Unsealed:
             raise IncompleteError(f"no {complete} in it (--checkpoint-complete)")
         several = sum(step_of(name) is not None for name in candidate.folder.files) > 1
         hint = f"; if each file in it is one: --checkpoint-dir '{candidate.path}'" * several
+        saved = _saved(candidate.folder)
+        if len(saved) == 1:
+            root = candidate.place.root.path
+            hint = f"; if {saved[0]} is all that is needed: --checkpoint-dir '{root}/*'"
         raise IncompleteError(
             f"nothing says that it is complete: no format that is known here, and no {COMPLETE}, "
             f"which a script writes once all ranks have saved{hint}"
         )
+
+
+def _saved(folder: Folder) -> list[str]:
+    """Return the names of the files that look saved."""
+    return [name for name in folder.files if name.endswith(SAVED) and not name.startswith(".")]
 
 
 def _seal(folder: Folder, facts: Facts) -> Entry | None:
