@@ -128,6 +128,12 @@ def test_a_crash_loop_is_reported():
     )
 
 
+def test_the_same_crash_of_another_rank_is_the_same():
+    """With a process group, torch begins each line of a traceback with the rank."""
+    crashes = [oops(f"[rank{rank}]: ValueError: a") for rank in range(2)]
+    assert spent(*crashes, most=5).reason.endswith("no checkpoint in between: ValueError: a")
+
+
 OUTAGES = [
     "OSError: [Errno 5] Input/output error: '/data/shard-3'",
     "OSError: [Errno 116] Stale file handle",
@@ -145,9 +151,10 @@ OUTAGES = [
 ]
 
 
+@pytest.mark.parametrize("prefix", ["", "[rank12]: "])
 @pytest.mark.parametrize("words", OUTAGES)
-def test_what_may_pass_is_tried_again(words):
-    outage = oops(words)
+def test_what_may_pass_is_tried_again(words, prefix):
+    outage = oops(prefix + words)
     assert spent(*[outage] * 10, most=10) is None
     assert "all 10 restarts are used up" in spent(*[outage] * 11, most=10).reason
 

@@ -307,10 +307,12 @@ def _was_loading(cause: Failure, resumed: str) -> bool:
 
 
 def _last_line(cause: Failure) -> str:
-    """Return the last line of the cause; "" if it was killed and did not end by itself."""
+    """Return the last line of the cause, without the rank with which torch begins it; "" if the
+    cause was killed and did not end by itself.
+    """
     by_itself = not cause.signal and cause.culprit is not Culprit.FORK_SERVER
     lines = cause.tail.strip().splitlines() if by_itself else []
-    return lines[-1].strip() if lines else ""
+    return re.sub(r"^\[rank\d+\]: ", "", lines[-1].strip()) if lines else ""
 
 
 def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:
