@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import signal
 from collections.abc import Callable, Collection
 from random import Random
@@ -41,7 +42,7 @@ class Simulation:
         self._port = 40000
         self.job_state = JobState.RUNNING  # as Slurm says it
         self.ends_at: float | None = None  # when Slurm ends the job
-        self.end_was_answered = False  # an agent has asked Slurm since, and got an answer
+        self.end_known_at = math.inf  # when an agent has asked Slurm since, and got an answer
         self.checker = Checker(self)
         self.ledger = LedgerCheck(self)
         self.training = Training(self)
@@ -82,7 +83,7 @@ class Simulation:
 
     def _decide(self, number: int) -> None:
         """Let Slurm set another time for the end of the job."""
-        self.ends_at, self.end_was_answered = self.plan.ends[number][1], False
+        self.ends_at, self.end_known_at = self.plan.ends[number][1], math.inf
         is_last = number == len(self.plan.ends) - 1
         if is_last and (self.plan.preempts or self.plan.requeues):
             self.job_state = JobState.PREEMPTED if self.plan.preempts else JobState.REQUEUED

@@ -497,7 +497,8 @@ class Agent:
             self._answer(events.NoticeTaken(number))
 
     def _find_end(self, number: int) -> None:
-        at, self.sim.end_was_answered = self.sim.ends_at, True
+        at = self.sim.ends_at
+        self.sim.end_known_at = min(self.sim.end_known_at, self.sim.now)
         left = None if at is None else (at - self.sim.now) * self.sim.plan.rates[self.index]
         since, host = self.sim.plan.drains
         may = self.sim.plan.may_requeue

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sim_training import Worker
 
 RUNNING = Phase.RUNNING
+SUDDEN = 3.0  # seconds; an end that is known later than this is too sudden to stop all workers
 # With these, a head may live, and others not hear it.
 APART = {Kind.STALL, Kind.FREEZE, Kind.CUT, Kind.MUTE, Kind.DEAF, Kind.PARTITION}
 APART |= {Kind.REJECT, Kind.REJECT_ONE_WAY}
@@ -299,11 +300,12 @@ class Checker:
     def is_due(self) -> None:
         """Check that no worker is left when Slurm ends the job, unless something was in the way."""
         plan = self.sim.plan
-        sudden = any(end - at < 3.0 + plan.job.timing.ask_end for at, end in plan.ends[1:])
+        sudden = any(end - at < SUDDEN + plan.job.timing.ask_end for at, end in plan.ends[1:])
+        sudden |= self.sim.now < self.sim.end_known_at + SUDDEN
         calm = plan.kinds <= {Kind.USR1} and not (plan.drop or plan.slow or sudden)
         living = [w for w in self.sim.training.living() if not w.unkillable]
         all_met = self.sim.now > max(plan.starts) + 2.0
-        if calm and living and all_met and self.sim.end_was_answered:
+        if calm and living and all_met:
             late = self.sim.now + 1.0
             self.sim.after(1.0, lambda: self._none_left(living, late))
 
