@@ -9,13 +9,12 @@ import re
 import signal
 
 from ..core.ending.table import ENDS
-from ..core.head.last_lines import cause_in, names
+from ..core.head.last_lines import cause_in, names, without_ranks
 from ..core.protocol.facts import EndReason, RoundEnded
 from ..core.protocol.model import Culprit, EndCause, Failure, Verdict
 from ..core.protocol.values import replace, value
 
 MOST_FRAMES = 3  # of a traceback, the innermost
-PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # at the beginning of torch's lines
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 # Only jobs end for these causes, not rounds.
 _OF_JOBS = (
@@ -38,7 +37,7 @@ class Diagnosis:
 
 def of_failure(failure: Failure) -> Diagnosis:
     """Return why a worker, the store or a fork server failed."""
-    failure = replace(failure, tail=PREFIX.sub("", failure.tail))
+    failure = replace(failure, tail=without_ranks(failure.tail))
     cause = _kind(failure)
     lines = [line for line in failure.tail.splitlines() if line.strip()]
     last = lines[-1] if lines else ""

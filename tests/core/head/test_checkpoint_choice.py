@@ -3,7 +3,7 @@
 import pytest
 from crew import Crew
 
-from hpclaunch.core.head.restarts import FAILED_TWICE, LOADING, Budget
+from hpclaunch.core.head.restarts import FAILED_TWICE, Budget, _was_loading
 from hpclaunch.core.head.stages import choosing
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.model import EXIT_LOST, Failure, Tally
@@ -229,7 +229,8 @@ def test_a_new_head_knows_what_is_avoided():
 @pytest.mark.parametrize("prefix", ["", "[rank12]: "])
 def test_what_a_worker_was_at(frame, loads, prefix):
     lines = (f'  File "{frame}', "    x", "ValueError: y")
-    assert bool(LOADING.search("\n".join(prefix + line for line in lines))) == loads
+    failure = Failure(0, 0, "n0", 1, 0, 0.0, "\n".join(prefix + line for line in lines))
+    assert _was_loading(failure, "/c/2.pt") == loads
 
 
 def resume(budget, path, *, at, signum=0, tail="", **when):

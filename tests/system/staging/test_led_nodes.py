@@ -433,6 +433,17 @@ def with_best(root, epoch):
         date(root / name, at)
 
 
+def with_a_newer_best(nodes, leader=0):
+    """Restore a save, and save again on the third node. Return the stager, and the new files."""
+    with_best(nodes.storage, 1)
+    stager = nodes.lead(leader)
+    nodes.restore(stager)
+    with_best(nodes.stages[2], 2)
+    expected = picture(nodes.stages[2])
+    nodes.work(stager)
+    return stager, expected
+
+
 @pytest.mark.parametrize("leader", [0, 1])
 def test_all_nodes_of_a_new_launch_get_what_scripts_look_for_by_a_fixed_name(nodes, leader):
     with_best(nodes.storage, 1)
@@ -512,12 +523,7 @@ def test_storage_has_what_no_node_has_complete_by_a_fixed_name(nodes, leader, is
     """The node that saves is lost, or its script is killed during a save. Another one may still
     have what an earlier round began with.
     """
-    with_best(nodes.storage, 1)
-    stager = nodes.lead(leader)
-    nodes.restore(stager)
-    with_best(nodes.stages[2], 2)
-    expected = picture(nodes.stages[2])
-    nodes.work(stager)
+    stager, expected = with_a_newer_best(nodes, leader)
     if is_lost:
         nodes.lose(2)
     else:
@@ -528,12 +534,7 @@ def test_storage_has_what_no_node_has_complete_by_a_fixed_name(nodes, leader, is
 
 
 def test_a_restore_that_is_tried_again_also_has_what_it_has_copied_before(nodes, monkeypatch):
-    with_best(nodes.storage, 1)
-    stager = nodes.lead()
-    nodes.restore(stager)
-    with_best(nodes.stages[2], 2)
-    expected = picture(nodes.stages[2])
-    nodes.work(stager)
+    stager, expected = with_a_newer_best(nodes)
     nodes.lose(2)
 
     def lose_another(self, transfers):

@@ -330,6 +330,13 @@ SIGNALS: dict[int, str] = {
 }
 
 
+def without_ranks(tail: str) -> str:
+    """Return last lines without the rank with which torch begins those of an exception, once the
+    script has a process group.
+    """
+    return re.sub(r"^\[rank\d+\]: ?", "", tail, flags=re.MULTILINE)
+
+
 def advise(failure: Failure) -> str:
     """Return a short paragraph on why this worker failed and what to do, or "".
 

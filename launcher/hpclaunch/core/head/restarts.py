@@ -23,7 +23,7 @@ from ..protocol.model import (
 )
 from ..protocol.values import replace
 from ..protocol.wording import signal_name
-from .last_lines import may_pass
+from .last_lines import may_pass, without_ranks
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 SUSPECT_AFTER = 2  # failures in a row, all on one node
@@ -33,11 +33,9 @@ REJECT_AFTER = 2  # failures in a row while the same checkpoint was being loaded
 FAILED_TWICE = "the job failed twice while it was resuming from it"
 # The functions in a worker's traceback that load a checkpoint: those of torch, safetensors and
 # DeepSpeed, and others with names such as load_state_dict, _load_checkpoint or from_pretrained.
-# Functions that load data or modules do not match. Once there is a process group, torch begins each
-# line with the rank.
+# Functions that load data or modules do not match.
 LOADING = re.compile(
-    r'^(?:\[rank\d+\]: )?  File "[^"]*/(?:torch|safetensors|deepspeed)/[^"]*", '
-    r"line \d+, in _*load\w*$|"
+    r'^  File "[^"]*/(?:torch|safetensors|deepspeed)/[^"]*", line \d+, in _*load\w*$|'
     r", in (?:\w*(?:load|restore|resume|read)\w*"
     r"(?:state|checkpoint|ckpt|snapshot|weights|sharded|optimizer|model)\w*|from_pretrained)$",
     re.MULTILINE,
@@ -302,17 +300,15 @@ def _was_loading(cause: Failure, resumed: str) -> bool:
     """Return whether the worker failed while it was loading this checkpoint, by its traceback."""
     if not resumed or cause.culprit is not Culprit.WORKER or cause.signal:
         return False
-    _, _, traceback = cause.tail.rpartition(TRACEBACK)
+    _, _, traceback = without_ranks(cause.tail).rpartition(TRACEBACK)
     return bool(LOADING.search(traceback)) or resumed in traceback
 
 
 def _last_line(cause: Failure) -> str:
-    """Return the last line of the cause, without the rank with which torch begins it; "" if the
-    cause was killed and did not end by itself.
-    """
+    """Return the last line of the cause; "" if it was killed and did not end by itself."""
     by_itself = not cause.signal and cause.culprit is not Culprit.FORK_SERVER
-    lines = cause.tail.strip().splitlines() if by_itself else []
-    return re.sub(r"^\[rank\d+\]: ", "", lines[-1].strip()) if lines else ""
+    lines = without_ranks(cause.tail.strip()).splitlines() if by_itself else []
+    return lines[-1].strip() if lines else ""
 
 
 def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:

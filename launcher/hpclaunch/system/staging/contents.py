@@ -194,8 +194,8 @@ def notes(
                 is_note = f"{target_of(root, each.name)}/".startswith(f"{key}/")
             else:
                 is_small = each.is_file and each.size <= NOTE
-                is_other = each.name not in by_path and not is_draft(name)
-                is_other &= not any(c.place.facts.seals(name) for c in candidates[:1])
+                is_seal = any(c.place.facts.seals(name) for c in candidates[:1])  # of the root
+                is_other = each.name not in by_path and not is_draft(name) and not is_seal
                 is_note = is_small and is_other and not names_any(path, missing)
             if is_note:
                 found.append(each)

@@ -104,8 +104,9 @@ class Gathering:
                 fetched += self._gather(each, request)
             except (OSError, GivenUpError):  # the newest is there, which is enough
                 restored.remove(each)
-                if each in own:
-                    self._delete(each)
+                if each in own:  # the ranks of a script should find the same on all nodes
+                    self._delete(dict.fromkeys(nodes.inventories, each.own))
+                    nodes.refresh_soon()
         fetched += self._fetch_others(request)
         if has_lost_node:
             self._forget_lost(restored)
@@ -275,13 +276,11 @@ class Gathering:
         last = last_restore(holdings)
         return not last.nodes <= {h.node for h in holdings if h.restore == last}
 
-    def _delete(self, restored: Manifest) -> None:
-        """Delete in memory what could not be copied from this node to all others: the ranks of a
-        script should find the same everywhere.
-        """
-        for node, found in self._nodes.inventories.items():
-            self._nodes.delete_at({node: [e for e in found.entries if e.name in restored.own]})
-        self._nodes.refresh_soon()
+    def _delete(self, names: Mapping[int, Collection[str]]) -> None:
+        """Delete files in memory; their names are by node."""
+        nodes = self._nodes
+        for node, found in nodes.inventories.items():
+            nodes.delete_at({node: [e for e in found.entries if e.name in names.get(node, ())]})
 
     def _forget_lost(self, restored: Sequence[Manifest]) -> None:
         """Forget small files of which storage has a later version than any node, such as the log of
@@ -309,8 +308,7 @@ class Gathering:
     ) -> None:
         """Remove what would mislead a search on one node, and record the restore as complete."""
         nodes = self._nodes
-        for node, found in nodes.inventories.items():
-            nodes.delete_at({node: [e for e in found.entries if e.name in outdated.get(node, ())]})
+        self._delete(outdated)
         number = 1 + last_restore(nodes.holdings).number
         generation = restored[0].generation if restored else ""
         nodes.restored |= {path for each in restored for path in each.moved} - {HERE}

@@ -36,7 +36,7 @@ from .other_files import OtherFiles
 from .publishing import sweep
 from .requests import Pending, Requests
 from .restoring import restore
-from .stage_directory import await_orphans, lock_shared, rmtree
+from .stage_directory import await_orphans, is_deleted, lock_shared, rmtree
 
 if TYPE_CHECKING:
     from hpclaunch.core.staging.generations import Manifest
@@ -126,7 +126,7 @@ class Stager:
         """Drain what a dead agent has left, and remove the staging directory, unless another
         program has done so: another launch may have made it again.
         """
-        if not os.fstat(self._lock).st_nlink:
+        if is_deleted(self._lock):
             return
         if self.memory.leads and os.path.isdir(self._launch.stage):
             time.sleep(GRACE)
@@ -232,7 +232,7 @@ class Stager:
 
     def _end_if_deleted(self) -> None:
         # Without its agent, this process may be deleting the directory itself.
-        if not os.fstat(self._lock).st_nlink and not self.requests.is_gone:
+        if is_deleted(self._lock) and not self.requests.is_gone:
             self.requests.send(messages.DirectoryDeleted())
             os._exit(0)
 

@@ -74,7 +74,7 @@ class StageDirectory:
 
     def renew(self) -> None:
         """Make the directory again if another program has deleted it."""
-        if os.fstat(self._lock).st_nlink:
+        if not is_deleted(self._lock):
             return
         sweep(self._base)  # what that program has left, unless another launch has the name now
         _make_home(self._base)
@@ -101,10 +101,15 @@ def lock_shared(own: str) -> int:
     """
     fd = _open(own, LOCK)
     fcntl.flock(fd, fcntl.LOCK_SH)
-    if not os.fstat(fd).st_nlink:
+    if is_deleted(fd):
         os.close(fd)
         raise FileNotFoundError(own)
     return fd
+
+
+def is_deleted(lock: int) -> bool:
+    """Return whether the directory of this lock, which is open, was deleted with it."""
+    return not os.fstat(lock).st_nlink
 
 
 def sweep(base: str) -> None:
@@ -116,7 +121,7 @@ def sweep(base: str) -> None:
             fd = _open(own, LOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_nlink:  # else another launch has that name now
+                if not is_deleted(fd):  # else another launch has that name now
                     rmtree(own)
             finally:
                 os.close(fd)

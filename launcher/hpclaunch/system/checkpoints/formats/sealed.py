@@ -6,7 +6,6 @@ whether the files of a rank are missing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatch
 from itertools import chain
 
 from ..candidates import (
@@ -88,7 +87,7 @@ def _seal(folder: Folder, facts: Facts) -> Entry | None:
         inner.files[name]
         for prefix, inner in folder.tree()
         for name in inner.files
-        if fnmatch(prefix + name, facts.complete)
+        if facts.seals(prefix + name)
     ]
     return max(found, key=lambda entry: entry.time, default=None)
 
