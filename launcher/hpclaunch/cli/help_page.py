@@ -30,6 +30,7 @@ the options that most people need (--help-all has the rest):
                         as long as MIN are left (default: all of the step)
   --checkpoint-dir DIR  where SCRIPT saves: each start gets the newest complete
                         checkpoint in HPCLAUNCH_CHECKPOINT
+  --stage               SCRIPT saves in memory, which hpclaunch copies to DIR
   --resume-with ARGS    arguments for SCRIPT if there is a checkpoint, such as
                         '--resume {checkpoint}'
   --max-restarts N      restarts in a row without a new checkpoint (default: 3)
