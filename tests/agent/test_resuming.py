@@ -119,6 +119,18 @@ def test_one_that_hangs_in_a_look_that_is_over_is_replaced_for_the_next(resuming
     assert [seen.seen.missing for seen in answer(resuming)] == ["there is no such file"]
 
 
+def test_checkpoints_that_lack_the_same_are_named_together(resuming, tmp_path):
+    for step in range(6):
+        (tmp_path / f"step-{step}.pt").write_bytes(b"text" if step < 5 else b"")
+    resuming.choose(ChooseCheckpoint(number=7))
+    (chosen,) = answer(resuming)
+    alike = "step-4.pt, step-3.pt, step-2.pt, step-1.pt and 1 more"
+    assert chosen.passed_over == (
+        "step-5.pt: empty",
+        f"{alike}: not written by torch.save",
+    )
+
+
 def test_a_killed_process_is_replaced_before_it_is_needed(resuming):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)

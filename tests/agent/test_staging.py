@@ -179,6 +179,19 @@ def test_if_room_is_short_later_the_next_round_waits_until_all_is_on_storage(sta
     assert (staging.adapter.paths, staging.search()) == (None, ["searched"])
 
 
+def test_if_nothing_shows_that_a_save_is_complete_the_next_round_saves_on_storage(staging):
+    staging.reply(messages.UnknownSave("global_step_3"))
+    assert staging.said[1:] == [
+        "--stage: from the next round on, the script saves to ckpt itself: nothing says that "
+        "global_step_3 is complete, so it is copied only at the end of the round (if the script "
+        "writes some file last, --checkpoint-complete names it)"
+    ]
+    assert not staging.adapter.saves_directly
+    assert staging.search() == []
+    assert staging.flushed() == ["searched"]
+    assert staging.adapter.paths is None
+
+
 def test_if_room_is_short_during_a_restore_that_round_waits_for_storage_too(staging):
     staging.adapter.restore(("ckpt/step-2.pt",), lambda: ["searched"])
     number = staging.adapter._number

@@ -78,6 +78,10 @@ SAVED = {"checkpoint": CKPT, "rule": "torch.save, step 600, by its name"}
 STAGE = "/dev/shm/hpclaunch-stage-1001/5f3a9c1e/ckpt"
 NO_ROOM = Room(1 << 29, 8 << 30, "the memory of this node").lack_of_any()
 DIRECT_SAVE = "it has saved step-600.pt there, and nothing in memory"
+UNKNOWN_SAVE = (
+    "nothing says that global_step_600 is complete, so it is copied only at the end of the round "
+    "(if the script writes some file last, --checkpoint-complete names it)"
+)
 READ_ONLY = "/home/you/ckpt is read-only, or this user may not write to it"
 CUT_SHORT = (f"step-800.pt: {CUT}",)
 CHANGED = ("step-600.pt in the memory of n2: its bytes have changed",)
@@ -292,6 +296,7 @@ EXAMPLES: tuple[Fact, ...] = (
     node_facts.StageRefused("n1", "ckpt", READ_ONLY, later=False),
     node_facts.StageRefused("n1", "ckpt", NO_ROOM, later=True),
     node_facts.StageRefused("n1", "ckpt", DIRECT_SAVE, later=True),
+    node_facts.StageRefused("n1", "ckpt", UNKNOWN_SAVE, later=True),
     node_facts.StoringFailed("n1", CKPT, "No space left on device"),
     node_facts.StageAwaited("n1", "ckpt", CKPT, 3 << 29, 3 << 30, 5.0),
     node_facts.StageAwaited("n1", "ckpt", "", 0, 0, 5.0),

@@ -49,7 +49,7 @@ NEAR = 3  # rounds to send, before and after the one in which a checkpoint was s
 TRIES = 2  # of a search or a look whose process ends or hangs
 SETTLED = 1 << 62  # ns; the end of a round whose workers have finished all saves
 AGAIN = 1.0  # seconds until the next look for a checkpoint that is not there yet
-NAMES = 4  # of other files, in a message
+NAMES = 4  # of files, in a message
 NEWEST_AGAIN = 10.0  # seconds from one search for the newest checkpoint to the next
 IDLE = 30.0  # seconds without a request until the process is ended; the next request starts another
 
@@ -487,7 +487,10 @@ class Resuming(Adapter):
         staged = self.stage is not None
         newest = self._note_newest(found)
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
-        passed_over = tuple(f"{f.name}: {self._why(f)}" for f in loud)
+        names: dict[str, list[str]] = {}
+        for each in loud:
+            names.setdefault(self._why(each), []).append(each.name)
+        passed_over = tuple(f"{some(alike, NAMES)}: {why}" for why, alike in names.items())
         passed_over += () if self._staging is None else self._staging.skipped
         if newest is None:
             return events.CheckpointChosen(

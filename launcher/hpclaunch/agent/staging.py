@@ -293,6 +293,11 @@ class Staging(Adapter):
             case messages.DirectSave(name=name):
                 self.saves_directly = True
                 return self._refuse(f"it has saved {name} there, and nothing in memory")
+            case messages.UnknownSave(name=name):
+                return self._refuse(
+                    f"nothing says that {name} is complete, so it is copied only at the end of the "
+                    "round (if the script writes some file last, --checkpoint-complete names it)"
+                )
             case messages.DirectoryDeleted():
                 assert self.paths is not None, "there is a staging directory"
                 self._is_deleted = True

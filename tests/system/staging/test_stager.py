@@ -142,6 +142,41 @@ def test_a_script_that_saves_on_storage_itself_is_reported_once(node, stager, mo
     assert sent(node, messages.DirectSave) == [messages.DirectSave("step-2.pt")]
 
 
+def strange(root, step, ranks=2):
+    """Save as verl does, and its tracker at the end."""
+    for rank in range(ranks):
+        write(root / f"global_step_{step}" / f"model_world_size_2_rank_{rank}.pt", step)
+    if ranks == 2:
+        (root / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+def test_a_script_that_saves_in_no_known_format_is_reported_once(node, stager, monkeypatch):
+    monkeypatch.setattr(service, "STORAGE_PERIOD", 0.0)
+    strange(node.stage, 1, ranks=1)  # cut short by a kill
+    begun = time.time_ns()
+    stager.requests.rounds = ((begun - 9 * SECOND, begun, 2), (begun, None, 2))
+    for path in (node.stage / "global_step_1").iterdir():
+        os.utime(path, ns=(begun - SECOND, begun - SECOND))
+    for step, ranks, reports in ((2, 1, 0), (2, 2, 0), (3, 1, 0), (3, 2, 1), (4, 2, 1)):
+        strange(node.stage, step, ranks)
+        for path in (node.stage / f"global_step_{step}").iterdir():
+            os.utime(path, ns=(begun + step * SECOND, begun + step * SECOND))
+        stager.work()
+        assert len(sent(node, messages.UnknownSave)) == reports
+    assert sent(node, messages.UnknownSave) == [messages.UnknownSave("global_step_3")]
+
+
+def test_one_without_its_seal_may_just_be_saved(node, stager, monkeypatch):
+    monkeypatch.setattr(service, "STORAGE_PERIOD", 0.0)
+    stager.requests.rounds = ((time.time_ns() - SECOND, None, 2),)
+    for step in (1, 2):
+        strange(node.stage, step)
+        stager.work()
+        (node.stage / f"global_step_{step}" / ".complete").touch()
+        stager.work()
+    assert not sent(node, messages.UnknownSave)
+
+
 def test_a_script_that_has_saved_in_memory_may_save_on_storage_too(node, stager):
     stager.requests.rounds = ((time.time_ns() - SECOND, None, 1),)
     write(node.stage / "step-1.pt", 1)
@@ -485,6 +520,30 @@ def test_a_tracker_never_names_what_is_not_on_storage(node, stager):
     assert "latest" not in names(node.storage)
     stager.flush(1)
     assert "latest" not in names(node.storage)
+
+
+def test_a_tracker_names_what_the_flush_has_copied_file_by_file(node, stager):
+    strange(node.stage, 1)
+    assert stager.flush(1).missing == ()
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_a_tracker_waits_for_every_file_of_a_directory(node, stager, monkeypatch):
+    strange(node.stage, 1)
+    refused = str(Path("global_step_1", "model_world_size_2_rank_1.pt"))
+    copied = copying._copy_span
+
+    def copy_span(source, draft, name, *more):
+        if name == refused:
+            raise OSError(errno.EDQUOT, "quota")
+        return copied(source, draft, name, *more)
+
+    with monkeypatch.context() as full:
+        full.setattr(copying, "_copy_span", copy_span)
+        assert stager.flush(1).missing == (str(node.storage / refused),)
+    assert names(node.storage) == [str(Path("global_step_1", "model_world_size_2_rank_0.pt"))]
+    assert stager.flush(2).missing == ()
+    assert picture(node.storage) == picture(node.stage)
 
 
 def test_a_tracker_that_is_rewritten_while_it_is_copied_waits(node, stager, monkeypatch):

@@ -105,7 +105,7 @@ class CheckpointChosen:
     """The search for the newest complete checkpoint has ended."""
 
     path: str  # "" if there is none
-    passed_over: tuple[str, ...] = ()  # newer ones that cannot be used, as "name: why"
+    passed_over: tuple[str, ...] = ()  # newer ones that cannot be used, as "names: why"
     identity: str = ""  # differs for every save, even under the same path
     rule: str = ""  # the rule by which it is the newest
     size: int = 0  # bytes of its files

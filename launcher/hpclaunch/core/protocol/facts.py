@@ -89,7 +89,7 @@ class RoundBegan:
     spares: tuple[str, ...]  # hosts that could take part, but the round has no room for them
     checkpoint: str  # its path; "" for none
     rule: str  # the rule by which it is the newest
-    passed_over: tuple[str, ...]  # newer ones that cannot be used, as "name: why"
+    passed_over: tuple[str, ...]  # newer ones that cannot be used, as "names: why"
     lacking: str  # if there is no checkpoint: what was found instead, or what is lost
     begins: int  # rounds that have begun, as far as this head knows, including this one
     saves: bool  # the script saves checkpoints in a known directory

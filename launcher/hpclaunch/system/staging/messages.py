@@ -153,6 +153,14 @@ class DirectSave(Message):
     name: str
 
 
+class UnknownSave(Message):
+    """The script saves in memory in no known format, so nothing is copied before the round ends.
+    The next round should save to storage. Flush the staging directory before.
+    """
+
+    name: str
+
+
 class DirectoryDeleted(Message):
     """Another program has deleted the staging directory. The stager ends; make the directory again
     for the next one.
@@ -219,6 +227,7 @@ Reply: TypeAlias = (
     | Refused
     | NoRoom
     | DirectSave
+    | UnknownSave
     | DirectoryDeleted
     | DrainProgress
     | Drained

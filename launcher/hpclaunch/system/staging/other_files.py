@@ -317,7 +317,8 @@ class OtherFiles:
             return failed
         try:
             with draft(self._storage, self._launch.name, self._run) as drafted:
-                for each in sorted(new, key=lambda each: each.is_link):
+                # A tracker lies above the files of the directory that it names.
+                for each in sorted(new, key=lambda e: (e.is_link, -e.name.count(os.sep))):
                     try:
                         if self._copy_one(each, drafted, between, missing, changed):
                             copied.append(each)
@@ -353,7 +354,9 @@ class OtherFiles:
                 return False
         elif not each.is_file:
             return False  # a socket, for example
-        elif each.size <= NOTE and names_any(path, missing):
+        elif each.size <= NOTE and any(
+            names_any(path, [c]) and not self._has_directory(c) for c in missing
+        ):
             return False
         if each.name not in changed and self._run(is_copied, each, self._storage):
             return True
@@ -365,6 +368,14 @@ class OtherFiles:
         self._run(make_parents, each.name, self._launch.root, self._storage)
         self._run(place, os.path.join(drafted, each.name), final)
         return True
+
+    def _has_directory(self, candidate: CheckpointCandidate) -> bool:
+        """Return whether storage has all files of a directory, since each was copied by itself."""
+        key = os.path.relpath(candidate.path, self._launch.root)
+        files = [each for each in tree(self._launch.root, key) if not each.is_folder]
+        with contextlib.suppress(OSError):
+            return self._run(lambda: all(map(self._has, files)))
+        return False
 
     def _is_newer_there(self, each: StagedFile) -> bool:
         """Return whether storage has a later file that is not of this launch, or that another node

@@ -19,6 +19,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, get_args
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
+from hpclaunch.system.checkpoints.formats import UNKNOWN
+from hpclaunch.system.checkpoints.formats.sealed import saved_in
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
 from hpclaunch.system.checkpoints.service import seen
 from hpclaunch.system.shared.helper import say_now
@@ -48,7 +50,7 @@ GRACE = 0.5  # seconds for workers to die with their agent
 MIXED = "a file of it is of another save, or was lost with a node"
 NICE = 10
 DELETED_PERIOD = 0.2  # seconds between two checks whether the staging directory was deleted
-STORAGE_PERIOD = 10.0  # seconds between two looks for direct saves
+STORAGE_PERIOD = 10.0  # seconds between two looks for saves that no drain would find
 
 
 class Stager:
@@ -62,7 +64,7 @@ class Stager:
         self.looking = looking = Looking(launch, requests, memory)
         self.others, self.deletion = OtherFiles(launch, memory), Deletion(launch, memory)
         self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
-        self._storage_due = 0.0  # when to look for direct saves; inf: no longer
+        self._storage_due = 0.0  # when to look for saves that no drain would find; inf: no longer
         answer = self._answer_during_a_drain
         self.draining = draining = Draining(
             launch, requests, memory, looking, self.others, self.deletion, answer
@@ -184,18 +186,25 @@ class Stager:
                         self._report(self.others.drain(found, between, draining.absent(found)))
                 break
         if time.monotonic() >= self._storage_due:
-            self._look_at_storage()
+            self._look_for_other_saves(found)
         self._rotate()
         self.deletion.make_room(complete, draining.is_on_storage)
         self.memory.share()
 
-    def _look_at_storage(self) -> None:
-        """Report it once if the script has saved a checkpoint on storage, and none in memory."""
+    def _look_for_other_saves(self, found: Sequence[ExaminedCheckpoint]) -> None:
+        """Report it once if the script has saved on storage, or in memory in no known format.
+
+        Until then, no checkpoint that can be drained was in memory.
+        """
         launch, rounds = self._launch, self.requests.rounds
         begun = rounds[0][0] if rounds else None
         if begun is None:
             return
         self._storage_due = time.monotonic() + STORAGE_PERIOD
+        if name := _unknown(found, rounds[-1][0] or begun):
+            self.requests.send(messages.UnknownSave(name))
+            self._storage_due = math.inf
+            return
         with contextlib.suppress(OSError, GivenUpError):
             newest = launch.storage_thread.run(launch.newest_on_storage, (), rounds)
             # An earlier stager may have copied what this record lacks, if it was cut off, or if its
@@ -295,6 +304,21 @@ class Stager:
         unusable |= {on_storage(m.key): why for m, why in damaged.items() if m.time > stored}
         first = first or next((why for _, why in failed), next(iter(unusable.values()), ""))
         return messages.Flushed(number, tuple(missing), first, newest, tuple(unusable))
+
+
+def _unknown(found: Sequence[ExaminedCheckpoint], since: int) -> str:
+    """Return the name of a directory in which the script has saved since then (ns), in no known
+    format, files with the same names as in another one before; "" if there is none. The first of
+    several may lack its seal only because it is being saved.
+    """
+    seen = set[tuple[str, ...]]()
+    for candidate in (each.candidate for each in reversed(found)):
+        if candidate.format is UNKNOWN and candidate.time > since:
+            names = tuple(sorted(saved_in(candidate.folder)))
+            if names in seen:
+                return candidate.name
+            seen.add(names)
+    return ""
 
 
 def _memory(launch: Launch, requests: Requests) -> Memory:

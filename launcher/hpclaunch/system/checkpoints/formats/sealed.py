@@ -52,7 +52,7 @@ class Unsealed:
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
         files = place.folder.files
-        saved = _saved(place.folder)
+        saved = saved_in(place.folder)
         if not saved:
             return None
         latest = max((files[name] for name in saved), key=lambda entry: entry.time)
@@ -63,7 +63,7 @@ class Unsealed:
             raise IncompleteError(f"no {complete} in it (--checkpoint-complete)")
         several = sum(step_of(name) is not None for name in candidate.folder.files) > 1
         hint = f"; if each file in it is one: --checkpoint-dir '{candidate.path}'" * several
-        saved = _saved(candidate.folder)
+        saved = saved_in(candidate.folder)
         if len(saved) == 1:
             root = candidate.place.root.path
             hint = f"; if {saved[0]} is all that is needed: --checkpoint-dir '{root}/*'"
@@ -73,7 +73,7 @@ class Unsealed:
         )
 
 
-def _saved(folder: Folder) -> list[str]:
+def saved_in(folder: Folder) -> list[str]:
     """Return the names of the files that look saved."""
     return [name for name in folder.files if name.endswith(SAVED) and not name.startswith(".")]
 
