@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from polling import receive
+from polling import LIMIT, receive
 
 from hpclaunch.agent.config import Checkpoints
 from hpclaunch.agent.resuming import Resuming
@@ -199,14 +199,19 @@ def test_one_that_has_ended_before_the_round_begins_is_started_to_read_ahead(res
     assert resuming.deadline() == math.inf
 
 
+def save(directory, name="step-10"):
+    file = directory / f"{name}.pt"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{name}/data.pkl", pickle.dumps({"step": 10}, protocol=2))
+        archive.writestr(f"{name}/version", "3")
+    return file
+
+
 def test_a_new_checkpoint_is_recorded_once_and_makes_no_event(resuming, recorded, tmp_path):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)
     assert recorded == []
-    file = tmp_path / "step-10.pt"
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("step-10/data.pkl", pickle.dumps({"step": 10}, protocol=2))
-        archive.writestr("step-10/version", "3")
+    file = save(tmp_path)
     for _ in range(2):
         seek_newest(resuming)
     assert [(type(fact), fact.path) for fact in recorded] == [(CheckpointSaved, str(file))]
@@ -214,3 +219,56 @@ def test_a_new_checkpoint_is_recorded_once_and_makes_no_event(resuming, recorded
     for _ in range(2):
         seek_newest(resuming)
     assert recorded[1:] == [CheckpointGone(str(file))]
+
+
+def test_the_last_checkpoint_is_recorded_although_the_one_before_was_recorded_just_now(
+    resuming, recorded, tmp_path, monkeypatch
+):
+    resuming.choose(ChooseCheckpoint(number=7))
+    answer(resuming)
+    resuming.began(SimpleNamespace(world_size=1))
+    saved = [save(tmp_path)]
+    seek_newest(resuming)
+    saved.append(save(tmp_path, "step-20"))
+    resuming.seek_newest()  # too early for another search
+    assert not resuming.seeks_newest
+    resuming.ended()
+    monkeypatch.setattr("hpclaunch.agent.resuming.LAST_LIMIT", LIMIT)  # on a busy machine
+    resuming.find_last(ended_well=True)
+    assert [fact.path for fact in recorded] == list(map(str, saved))
+
+
+def test_the_last_checkpoint_is_recorded_by_another_process_if_staging_has_ended(
+    resuming, recorded, tmp_path, monkeypatch
+):
+    resuming.choose(ChooseCheckpoint(number=7))
+    answer(resuming)
+    resuming.began(SimpleNamespace(world_size=1))
+    resuming._searched = "memory"
+    saved = save(tmp_path)
+    monkeypatch.setattr("hpclaunch.agent.resuming.LAST_LIMIT", LIMIT)  # on a busy machine
+    resuming.find_last(ended_well=True)
+    assert [fact.path for fact in recorded] == [str(saved)]
+
+
+def test_a_search_for_the_last_checkpoint_that_hangs_delays_the_end_for_a_moment(
+    resuming, recorded, tmp_path, monkeypatch
+):
+    resuming.choose(ChooseCheckpoint(number=7))
+    answer(resuming)
+    resuming.began(SimpleNamespace(world_size=1))
+    save(tmp_path)
+    process_of(resuming).suspend()
+    monkeypatch.setattr("hpclaunch.agent.resuming.LAST_LIMIT", 0.01)
+    resuming.find_last(ended_well=True)
+    assert not resuming.seeks_newest
+    assert recorded == []
+
+
+def test_the_last_checkpoint_is_not_searched_again(resuming, recorded, tmp_path):
+    resuming.began(SimpleNamespace(world_size=1))
+    resuming.choose(ChooseCheckpoint(number=7, is_last=True))
+    answer(resuming)
+    save(tmp_path)
+    resuming.find_last(ended_well=True)
+    assert recorded == []

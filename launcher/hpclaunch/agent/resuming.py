@@ -51,6 +51,7 @@ SETTLED = 1 << 62  # ns; the end of a round whose workers have finished all save
 AGAIN = 1.0  # seconds until the next look for a checkpoint that is not there yet
 NAMES = 4  # of files, in a message
 NEWEST_AGAIN = 10.0  # seconds from one search for the newest checkpoint to the next
+LAST_LIMIT = 0.5  # seconds by which a search for the last checkpoint may delay the end of the job
 IDLE = 30.0  # seconds without a request until the process is ended; the next request starts another
 
 
@@ -316,6 +317,24 @@ class Resuming(Adapter):
             else:
                 self._served().search(number, self._rounds, self._avoid)
             self._number = self._newest_number = number
+
+    def find_last(self, *, ended_well: bool) -> None:
+        """Record the last checkpoint of the job once no worker is left, and wait for the search up
+        to LAST_LIMIT. Do nothing if a search for the last one was answered already. `ended_well`:
+        the workers have finished all saves.
+        """
+        if not (self._settings and self._rounds) or self._is_last or self.stage is not None:
+            return
+        self._ended_well = ended_well
+        self._number += 1
+        until = time.monotonic() + LAST_LIMIT
+        with contextlib.suppress(OSError):  # no process can be started now
+            service = self._served()
+            self._newest_number = self._number
+            service.search(self._number, self._rounds_to_judge, self._avoid)
+            while self._newest_number and service.wait(until - time.monotonic()):
+                self.ready((service.fileno(),), time.monotonic())
+        self._newest_number = 0
 
     def _served(self) -> CheckpointServiceClient:
         """Return the process, and start it if there is none. Raises OSError."""

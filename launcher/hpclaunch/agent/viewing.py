@@ -17,7 +17,7 @@ from ..core.control import Control
 from ..core.protocol import effects, events
 from ..core.protocol.facts import Fact
 from ..core.protocol.job_snapshot import LaunchSnapshot, NodeGpu
-from ..core.protocol.model import Request
+from ..core.protocol.model import Origin, Request
 from ..core.protocol.values import replace
 from ..observe.past_rounds import NewestCheckpoint, past_rounds
 from ..system.logs.log_directory import STATUS
@@ -121,6 +121,8 @@ class Viewing(Adapter):
             self._read_at = math.inf
 
     def conclude(self, end: effects.Exit) -> None:
+        if self._control.leads and not end.alone:
+            self._resuming.find_last(ended_well=end.verdict.origin is Origin.DONE)
         self._keep()
 
     def _keep(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import time
 from collections.abc import Iterable, Mapping
 
@@ -54,6 +55,10 @@ class CheckpointServiceClient(Helper):
     def give_time(self) -> None:
         """Remove the deadline of what is pending. The next request has one again."""
         self.deadline, self._looks = math.inf, 0
+
+    def wait(self, limit: float) -> bool:
+        """Return whether within so many seconds a reply has arrived or the process has ended."""
+        return self._is_ready(select.POLLIN, limit)
 
     def replies(self) -> list[Reply]:
         """Return the replies that have arrived. Call this when the descriptor is readable."""
