@@ -96,7 +96,8 @@ def test_from_the_login_node_and_within_the_job(
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert f"{name} " in ended.output
-    assert f"cannot look at job {job.id}" in refused(cluster, "status", str(job.id))
+    for command in ("status", "stop"):
+        assert f"error: job {job.id} is over\n" in refused(cluster, command, str(job.id))
 
 
 def test_a_heterogeneous_job(cluster: Cluster, tmp_path: Path, script: Path) -> None:

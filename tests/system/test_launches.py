@@ -232,6 +232,13 @@ def test_a_launch_without_a_head_may_still_run(monkeypatch, squeue, answers, com
     assert isinstance(e.value, launches.UnreachableError) == may_run
 
 
+def test_a_job_that_is_over(monkeypatch):
+    monkeypatch.setattr(view_client, "looked_patiently", lambda which: [])
+    monkeypatch.setattr(slurm_steps, "run", lambda command, env: slurm_steps.Ended([], ""))
+    with pytest.raises(launches.NoLaunchError, match=r"^job 71 is over$"):
+        launches.find("71", {})
+
+
 @pytest.mark.parametrize("which", ["71", "71+0", "71+1", "71.0"])
 @pytest.mark.parametrize("nodelist", ["", "--nodelist=n3"])
 def test_a_heterogeneous_job(monkeypatch, which, nodelist):

@@ -146,7 +146,9 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         raise unseen(f"cannot look at job {which}: {e}") from e
     running = [job for job in jobs if job.state == slurm_steps.RUNNING]
     if not running:
-        state = f"it is {jobs[0].state}" if jobs else "it is over"
+        if not (jobs or complaint):
+            raise NoLaunchError(f"job {which} is over")
+        state = f"it is {jobs[0].state}" if jobs else ""
         is_over = not complaint or "Invalid job id" in complaint  # Slurm forgets old jobs
         no_launch = NoLaunchError if is_over else UnreachableError
         raise no_launch(f"cannot look at job {which}: {complaint or state}")
