@@ -376,6 +376,22 @@ def test_the_log_directory_of_a_launch_that_runs(tmp_path):
         assert run.ends()[0] == 0
 
 
+def test_a_launch_that_runs_in_the_log_directory_of_one_that_is_over(tmp_path):
+    (tmp_path / "over").touch()
+    logs = tmp_path / "logs"
+    script(tmp_path, WAITING)
+    done = hpclaunch("--nproc", 1, "--log-dir", logs, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = hpclaunch("status", logs, cwd=tmp_path)
+    assert "ended with code 0" in done.stdout, done.stderr
+    (tmp_path / "over").unlink()
+    with waiting(tmp_path, "--log-dir", logs) as run:
+        launch = until(run.listed, pause=0.1)
+        done = hpclaunch("status", logs, cwd=tmp_path)
+        assert done.stdout.startswith(f"{launch['name']}  running for "), done.stderr
+        assert run.ends()[0] == 0
+
+
 def test_a_file_of_that_name_comes_first(tmp_path):
     script(tmp_path, "print('mine')\n", "status")
     done = hpclaunch("status", cwd=tmp_path)

@@ -90,10 +90,10 @@ def running_or_ended(
         return launches.find(job, environ)
     except launches.NoLaunchError:
         logged = status_file.newest(job)
-        if logged is not None and _is_over(logged):
+        names = _names_in(Path(job)) or ([] if logged is None else [logged.name])
+        # In its first minute, a launch has not written a snapshot: this may be an earlier launch's.
+        if logged is not None and _is_over(logged) and logged.name == names[-1]:
             return logged
-        # In the first minute, the head has not written one.
-        names = _names_in(Path(job)) if logged is None else [logged.name]
         if not names or not os.path.isdir(job):
             raise
     return launches.find(names[-1], environ)
