@@ -263,5 +263,11 @@ if __name__ == "__main__":
         (GOLDEN / f"{known}.txt").write_text(text_of(written))
 
 
+def test_a_line_of_a_job_that_is_over_says_since_when() -> None:
+    job = a_job(an_agent(0), stage=Stage.ENDED, entered=1.0)
+    launch = replace(a_launch(job), old=59.0)
+    assert job_line(launch).startswith("71.0: ended 1 m 00 s ago, ")
+
+
 def test_a_job_without_a_head() -> None:
     assert job_line(replace(a_launch(None), head="")) == "71.0: it has no head at the moment"

@@ -311,6 +311,7 @@ def _row(launch: LaunchSnapshot) -> list[Cell]:
 
 def job_line(launch: LaunchSnapshot) -> str:
     """Return the line of a launch without columns, for a file."""
+    launch = _as_of_now(launch)
     job = launch.job
     if job is None:
         return f"{launch.name}: it {led_from(launch)}"
