@@ -7,7 +7,7 @@ from traceback import format_exc
 import pytest
 
 from hpclaunch.core.protocol.model import Failure
-from hpclaunch.system.logs.error_file import files_of, hand_on, with_beginning
+from hpclaunch.system.logs.error_file import TRACEBACK, files_of, hand_on, with_beginning
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}
 
@@ -127,12 +127,60 @@ def test_the_last_lines_are_left_as_they_are(tmp_path, content):
     assert with_beginning("Traceback\nValueError: no", file) == "Traceback\nValueError: no"
 
 
-def test_an_exception_is_the_last_line_of_a_file_of_both_streams(tmp_path):
-    file = tmp_path / "rank-3.out"
+@pytest.mark.parametrize("name", ["rank-3.out", "rank-3.err"])
+def test_an_exception_is_the_last_line(tmp_path, name):
+    file = tmp_path / name
     file.with_suffix(".error.json").write_text('{"message": {"message": "ValueError: no"}}')
     last = "Traceback\nValueError: no"
     assert with_beginning(last, file) == last
     assert with_beginning(f"{last}\nbye", file) == f"{last}\nbye\nValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("ImportError: no", ["ImportError: no"]),
+        (
+            "ValueError: many:\n1\n2\n3",
+            ["ValueError: many:", "[... all of it is in rank-3.err]", "2", "3"],
+        ),
+    ],
+)
+def test_what_libraries_print_at_exit_hides_no_exception(tmp_path, message, shown):
+    file = tmp_path / "rank-3.err"
+    file.with_suffix(".error.json").write_text(json.dumps({"message": {"message": message}}))
+    last = "\n".join(f"leaked function {i}" for i in range(12))
+    assert with_beginning(last, file).splitlines() == [TRACEBACK, *shown]
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("x = (1,\ny = 2", "SyntaxError: '(' was never closed"),
+        ("if x:\ny = 2", "IndentationError: expected an indented block"),
+        ("assert not True", "AssertionError"),
+    ],
+)
+def test_exceptions_whose_message_differs_from_what_python_prints(tmp_path, code, printed):
+    file = tmp_path / "rank-3.err"
+    try:
+        exec(compile(code, "train.py", "exec"))
+    except (SyntaxError, AssertionError) as e:
+        message = {"message": f"{type(e).__name__}: {e}"}
+        file.with_suffix(".error.json").write_text(json.dumps({"message": message}))
+        last = format_exc().strip()
+    assert last.splitlines()[-1].startswith(printed)
+    assert with_beginning(last, file) == last
+
+
+def test_colours_of_a_message_are_left_out_as_in_the_last_lines(tmp_path):
+    file = tmp_path / "rank-3.err"
+    message = {"message": "UnpicklingError: do those \33[1monly\33[0m if:\nyou trust it"}
+    file.with_suffix(".error.json").write_text(json.dumps({"message": message}))
+    last = "UnpicklingError: do those only if:\nyou trust it"
+    assert with_beginning(last, file) == last
+    shown = with_beginning("line 9\nyou trust it", file).splitlines()
+    assert shown[1] == "UnpicklingError: do those only if:"
 
 
 def test_a_message_without_a_traceback(tmp_path):

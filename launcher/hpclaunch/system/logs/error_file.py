@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from hpclaunch.system.shared import bounded_json
 from hpclaunch.worker import private_files
 
+from .log_directory import without_colours
+
 if TYPE_CHECKING:
     from hpclaunch.core.protocol.model import Failure
 
@@ -26,6 +28,7 @@ TRACEBACK = "Traceback (most recent call last):"
 MOST_FRAMES = 3  # of a traceback, the innermost
 MOST_CHARACTERS = 400  # of a message's first line
 LAST_LINES = 2  # shown after the beginning of a long message
+SYNTAX = re.compile(r"^((?:Syntax|Indentation|Tab)Error: .+) \(.+, line \d+\)$")
 FRAME = re.compile(r'^  File ".+", line \d+, in .+(?:\n    .*)?', re.MULTILINE)
 
 
@@ -60,23 +63,32 @@ def with_beginning(last: str, file: Path) -> str:
     """Return the last lines of a worker's `file`, with the beginning of its exception.
 
     A long exception, such as one that names hundreds of parameters, begins before the last lines.
-    Then its innermost frames and its first line are shown before the last LAST_LINES lines.
+    Then its innermost frames and its first line are shown before the last LAST_LINES lines. Other
+    output may follow an exception, such as that of libraries at exit. Then the last lines end with
+    the exception's last line, which says why the worker failed.
     """
     error = (_read(file.with_suffix(".error.json")) or {}).get("message")
     message = error.get("message") if isinstance(error, dict) else None
-    lines = message.splitlines() if isinstance(message, str) else []
+    lines = [*map(_as_printed, message.splitlines())] if isinstance(message, str) else []
     if not lines:
         return last
+    is_last = last.endswith(lines[-1])
     if lines[0] in last:
-        # In a file of both streams, other output may follow: repeat the exception's last line.
-        is_last = file.suffix == ".err" or last.endswith(lines[-1])
         return last if is_last else f"{last}\n{lines[-1]}"
     more = error.get("extraInfo") if isinstance(error, dict) else None
     trace = str(more.get("py_callstack")) if isinstance(more, dict) else ""
     frames = FRAME.findall(trace.partition(str(message))[0])[-MOST_FRAMES:]
     rest = f"[... all of it is in {file.name}]"
-    beginning = [TRACEBACK, *frames, lines[0][:MOST_CHARACTERS], rest]
-    return "\n".join([*beginning, *last.splitlines()[-LAST_LINES:]])
+    first, *end = [line[:MOST_CHARACTERS] for line in lines]
+    end = last.splitlines() if is_last else end
+    return "\n".join([TRACEBACK, *frames, first, *([rest, *end[-LAST_LINES:]] if end else [])])
+
+
+def _as_printed(line: str) -> str:
+    """Return a line of an error file's message as a traceback's last lines have it: without
+    colours, without a colon if nothing follows, and without the place of a syntax error.
+    """
+    return without_colours(SYNTAX.sub(r"\1", line).removesuffix(": "))
 
 
 def _read(file: Path) -> dict[str, Any] | None:

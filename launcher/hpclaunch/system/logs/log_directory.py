@@ -35,7 +35,7 @@ _ROUND = re.compile(r"round-(\d{1,6})")
 EVIDENCE = "evidence"  # of a hang, in the directory of a round
 # The end of a launch's name: the --rdzv-id, which may differ in each run, and the run's number.
 _NUMBERED = re.compile(r"(_\w+)?(\.r\d+)?(-\d+)?$")
-_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and all other CSI escape sequences
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 _held: list[int] = []  # descriptors of locks, kept until this process ends
 
@@ -287,10 +287,15 @@ def tail(files: Iterable[tuple[Path, int]]) -> str:
     its size at the start of the round: earlier bytes are from another launch.
     """
     for path, begin in files:
-        text = _COLOURS.sub("", _end(path, begin).decode(errors="replace")).strip("\n")
+        text = without_colours(_end(path, begin).decode(errors="replace")).strip("\n")
         if text:
             return "\n".join(text.splitlines()[-TAIL_LINES:])
     return ""
+
+
+def without_colours(text: str) -> str:
+    """Return a text without its colours and all other CSI escape sequences."""
+    return _COLOURS.sub("", text)
 
 
 def _end(path: Path, begin: int) -> bytes:
