@@ -117,6 +117,7 @@ LAUNCHES = {
             without_ranks(3, AgentState.SPARE),
             pace=0.1,
             restarts=1,
+            spent=1,
             past=PAST,
             straggler="rank 5 on n2",
             goodput=0.9349,

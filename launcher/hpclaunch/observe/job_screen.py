@@ -136,7 +136,7 @@ def how_far(job: JobSnapshot) -> str:
 
 def _title(launch: LaunchSnapshot, job: JobSnapshot, style: TextStyle) -> str:
     colour = Colour.GOOD if job.stage is Stage.RUNNING else Colour.WARNING
-    used = f"{job.restarts} of {count(job.max_restarts, 'restart')}" if job.restarts else ""
+    used = f"{job.spent} of {count(job.max_restarts, 'restart')}" if job.restarts else ""
     facts = [f"round {job.round}", used, f"head {job.head}"]
     rest = " · ".join(filter(None, facts))
     return style.line((launch.name, Colour.STRONG), "  ", (doing(job), colour), f" · {rest}")

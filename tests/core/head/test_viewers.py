@@ -82,6 +82,28 @@ def test_what_a_head_knows_at_once():
     assert crew.agents[1].head_host == "n0"
 
 
+def test_restarts_that_a_new_checkpoint_gave_back_are_not_shown_as_used():
+    crew = training(max_restarts=2, saves=True)
+    fail(crew, words="boom")
+    assert (snapshot(crew).restarts, snapshot(crew).spent) == (1, 1)
+    crew.checkpoint = "/c/1.pt"
+    fail(crew, words="another boom")
+    fail(crew, words="yet another")
+    crew.checkpoint = "/c/2.pt"
+    fail(crew, words="and another")
+    assert (snapshot(crew).restarts, snapshot(crew).spent) == (4, 1)
+
+
+def test_a_failure_that_may_end_the_job_is_no_used_restart():
+    crew = training(max_restarts=1, saves=True)
+    fail(crew, words="boom")
+    crew.checkpoint = None
+    fail(crew, words="another boom")
+    job = snapshot(crew)
+    assert job.stage is Stage.CHOOSING
+    assert (job.spent, job.max_restarts) == (1, 1)
+
+
 def test_a_query_changes_nothing():
     crew = training()
     before = crew.agents[0].next_deadline()
@@ -147,9 +169,8 @@ def test_a_number_of_steps_that_a_report_repeats_is_not_taken_for_a_new_one():
     assert snapshot(crew).pace == pytest.approx(0.5, rel=0.1)
 
 
-def fail(crew, agent=1):
-    crew.feed(agent, WorkerExited(2 * agent, 1, 0, "ValueError: no"))
-    crew.feed(agent, WorkersGone())
+def fail(crew, agent=1, words="ValueError: no"):
+    crew.feed(agent, WorkerExited(2 * agent, 1, 0, words))
     crew.until(crew.now + 2.0)
 
 

@@ -93,8 +93,8 @@ class JobSnapshot:
     resumed: str  # the checkpoint that the round resumed from
     fewest: int  # the fewest nodes of a round
     most: int
-    restarts: int
-    max_restarts: int
+    restarts: int  # of the whole launch
+    max_restarts: int  # without a new checkpoint
     agents: tuple[AgentSnapshot, ...]  # in Slurm's order
     checkpoint: CheckpointSnapshot | None = None
     pace: float | None = None  # seconds for a step, over the last minute
@@ -109,6 +109,7 @@ class JobSnapshot:
     code: int | None = None  # its exit code
     is_flushing: bool = False  # it ends once all that was saved in memory is on storage
     goodput: float | None = None  # of the launch so far; None if not known
+    spent: int = 0  # restarts since the last new checkpoint
     # Nothing that a viewer asks for is pending: the vitals of all agents, the newest checkpoint.
     is_complete: bool = True
 
