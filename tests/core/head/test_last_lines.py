@@ -329,6 +329,7 @@ NCCL_ERROR = (
             "shared memory limit.",
             "--shm-size",
         ),
+        ("_pickle.UnpicklingError: Weights only load failed. This file ...", "weights_only=False"),
         ("ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.29' not found", "module load"),
     ],
 )
@@ -374,6 +375,8 @@ def test_every_advice_is_a_short_paragraph():
         ("OSError: libcudart.so.12: cannot open shared object file: No such file or ...", False),
         ("OSError: Could not load this library: /x/libtorchaudio.so", False),
         ("ModuleNotFoundError: No module named 'x'", False),
+        ("/env/bin/python3: No module named train", False),
+        ("/env/bin/python3: Error while finding module specification for 'x.y' (...)", False),
         ("ValueError: a bad batch", None),
         ("", None),
     ],

@@ -161,6 +161,12 @@ MEANINGS = (
     ),
     # Programs and their environment
     Meaning(
+        _words("Weights only load failed"),
+        "torch.load accepts only tensors and plain values by default, and the checkpoint has other "
+        "objects, such as the script's arguments. If you trust the file, write torch.load(..., "
+        "weights_only=False), or export TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in the job script.",
+    ),
+    Meaning(
         _words("No module named"),
         "the workers' Python has no such module. It is the one that hpclaunch runs with, unless "
         "PYTHON_EXEC names another: activate the environment in the job script before srun, on a "
@@ -280,6 +286,10 @@ MEANINGS = (
     # Code 2 is argparse's, and Python's for a script that does not exist.
     Meaning(_words("error: ", "can't open file"), may_pass=False, code=2),
     Meaning(_words(pattern=r"^(?:Import|ModuleNotFound|Syntax|Indentation)Error:"), may_pass=False),
+    Meaning(  # Python itself cannot find the module of -m
+        _words(pattern=r"^\S*python\S*: (?:No module named|Error while finding module spec)"),
+        may_pass=False,
+    ),
     Meaning(
         # These are OSErrors: of ctypes, and of torch.ops.load_library.
         _words("cannot open shared object file: No such file", "Could not load this library"),
