@@ -236,7 +236,9 @@ def test_a_pattern_of_directories(tmp_path, pattern, chosen):
     assert path == (str(tmp_path / chosen) if chosen else "")
 
 
-@pytest.mark.parametrize("below", ["checkpoints", "lightning_logs/version_3/checkpoints"])
+@pytest.mark.parametrize(
+    "below", ["checkpoints", "checkpoint", "lightning_logs/version_3/checkpoints"]
+)
 def test_where_frameworks_save_below_a_directory(tmp_path, below):
     (tmp_path / below).mkdir(parents=True)
     good = save(tmp_path / below / "step-1.pt", at=100)
@@ -245,8 +247,9 @@ def test_where_frameworks_save_below_a_directory(tmp_path, below):
     assert newest(tmp_path) == (str(newer), [])
 
 
-def test_a_checkpoint_with_the_name_of_such_a_directory_is_found_once(tmp_path):
-    directory = dcp_save(tmp_path / "checkpoints", at=100)
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoints"])
+def test_a_checkpoint_with_the_name_of_such_a_directory_is_found_once(tmp_path, name):
+    directory = dcp_save(tmp_path / name, at=100)
     found = finding.candidates(str(tmp_path), Facts())
     assert [each.path for each in found] == [str(directory)]
 

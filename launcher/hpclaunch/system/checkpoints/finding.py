@@ -34,8 +34,8 @@ from .reading import ResultCache, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+|tmp\..+")  # old Trainers, safetensors, timm
 NOTHING: Mapping[int, str] = {}
-# Below the directory that a script gives them: Accelerate with automatic names, and Lightning.
-OF_FRAMEWORKS = ("checkpoints",), ("lightning_logs", "*", "checkpoints")
+# Below the directory that a script gives them: Accelerate (automatic names), torchtitan, Lightning.
+OF_FRAMEWORKS = ("checkpoints",), ("checkpoint",), ("lightning_logs", "*", "checkpoints")
 PAUSE = 120.0  # seconds; a file so much older than the next one was there before the save
 LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
 # Errors of a file system that has trouble, unlike those for other users' files and deleted ones.
