@@ -162,6 +162,7 @@ EXAMPLES: tuple[Fact, ...] = (
     # Rounds and restarts
     _restart(),
     _restart(is_last=True),
+    _restart(is_last=True, outage_delay=4.0, node_delay=1.0),
     _restart(used=3, outage_delay=2.0),
     _restart(used=3, node_delay=1.0),
     _restart(cause=Failure(2, NO_RANK, "n2", 137, 9, 0.0, "", culprit=Culprit.FORK_SERVER)),

@@ -197,8 +197,10 @@ def _no_checkpoint(fact: facts.RoundBegan) -> list[str]:
 def _restart(fact: facts.RestartDecided) -> str:
     left = f"restart {fact.used} of {fact.most}"
     if fact.is_last:
-        left = "it ends here, unless a checkpoint was saved since the last start"
-    if fact.outage_delay > fact.node_delay:
+        delay = max(fact.outage_delay, fact.node_delay)
+        when = f"in {delay:.0f} s" if delay else "here"
+        left = f"it ends {when}, unless a checkpoint was saved since the last start"
+    elif fact.outage_delay > fact.node_delay:
         left += f", in {fact.outage_delay:.0f} s, so that the file system or network can recover"
     elif fact.node_delay:
         host = fact.cause.host
