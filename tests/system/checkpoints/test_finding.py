@@ -236,15 +236,27 @@ def test_a_pattern_of_directories(tmp_path, pattern, chosen):
     assert path == (str(tmp_path / chosen) if chosen else "")
 
 
-@pytest.mark.parametrize(
-    "below", ["checkpoints", "checkpoint", "lightning_logs/version_3/checkpoints"]
-)
+@pytest.mark.parametrize("below", ["checkpoints", "lightning_logs/version_3/checkpoints"])
 def test_where_frameworks_save_below_a_directory(tmp_path, below):
     (tmp_path / below).mkdir(parents=True)
     good = save(tmp_path / below / "step-1.pt", at=100)
     assert newest(tmp_path) == (str(good), [])
     newer = save(tmp_path / "step-2.pt", at=200)
     assert newest(tmp_path) == (str(newer), [])
+
+
+def test_where_torchtitan_saves_below_a_directory(tmp_path):
+    for step in (1, 2):
+        good = dcp_save(tmp_path / "checkpoint" / f"step-{step}", at=100 * step)
+    assert newest(tmp_path) == (str(good), [])
+
+
+def test_files_in_a_directory_of_that_name_may_be_one_checkpoint(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    for name in ("model.pt", "optimizer.pt"):
+        save(tmp_path / "checkpoint" / name, at=100)
+    assert newest(tmp_path)[0] == ""
+    assert "checkpoint: nothing says that it is complete" in passed_over(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoints"])

@@ -34,8 +34,9 @@ from .reading import ResultCache, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+|tmp\..+")  # old Trainers, safetensors, timm
 NOTHING: Mapping[int, str] = {}
-# Below the directory that a script gives them: Accelerate (automatic names), torchtitan, Lightning.
-OF_FRAMEWORKS = ("checkpoints",), ("checkpoint",), ("lightning_logs", "*", "checkpoints")
+# Below the directory that a script gives them: Accelerate with automatic names, and Lightning.
+OF_FRAMEWORKS = ("checkpoints",), ("lightning_logs", "*", "checkpoints")
+TORCHTITAN = "checkpoint"  # it saves only directories there; with files, this may be a checkpoint
 PAUSE = 120.0  # seconds; a file so much older than the next one was there before the save
 LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
 # Errors of a file system that has trouble, unlike those for other users' files and deleted ones.
@@ -150,7 +151,11 @@ def roots(where: str) -> list[str]:
     where = os.path.abspath(where)
     if os.path.isdir(where):
         below = (_matching(where, names, [MOST_FOLDERS]) for names in OF_FRAMEWORKS)
-        return [where, *(path for path in chain(*below) if not _is_checkpoint(path))]
+        inner = [path for path in chain(*below) if not _is_checkpoint(path)]
+        path = os.path.join(where, TORCHTITAN)
+        if os.path.isdir(path) and not _is_checkpoint(path, known=False):
+            inner.append(path)
+        return [where, *inner]
     if os.path.lexists(where):
         raise NotADirectoryError(errno.ENOTDIR, "it is not a directory", where)
     base, pattern = split(where)
@@ -197,12 +202,12 @@ def _matching(base: str, names: tuple[str, ...], left: list[int], depth: int = 0
             yield from _matching(path, names if name == "**" else rest, left, depth + 1)
 
 
-def _is_checkpoint(path: str) -> bool:
+def _is_checkpoint(path: str, *, known: bool = True) -> bool:
     try:
         location = Location(entry_at(path), Folder(os.path.dirname(path)))
     except OSError:
         return False
-    return _recognise(location, known=True) is not None
+    return _recognise(location, known=known) is not None
 
 
 def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
