@@ -174,6 +174,7 @@ def test_a_follower_that_is_left(tmp_path, signum):
     [
         ((), "there is no launch in hpclaunch-logs: name a Slurm job or a log directory"),
         (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
+        (("71_3",), "an element of an array has its own id: sacct -X -j 71_3 -o JobIDRaw"),
         (("",), "the name of the job is empty"),
         (("nowhere",), "nowhere: No such file or directory"),
         ((".",), "no worker has written anything in ."),
@@ -275,7 +276,7 @@ def test_a_file_with_facts_that_vanishes_hides_no_other(tmp_path, monkeypatch):
     assert launch_ledgers.date(tmp_path) == kept.stat().st_mtime
 
 
-@pytest.mark.parametrize(("running", "over"), [("71.10", "71.9"), ("71_1.0", "71_2.0")])
+@pytest.mark.parametrize(("running", "over"), [("71.10", "71.9"), ("71.0.r1", "71.1")])
 def test_a_job_is_over_with_all_of_its_launches(tmp_path, monkeypatch, running, over):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "hpclaunch-logs" / running, over=False)
@@ -286,11 +287,10 @@ def test_a_job_is_over_with_all_of_its_launches(tmp_path, monkeypatch, running, 
 
 def test_a_job_that_is_started_again_is_not_over(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    written(tmp_path / "hpclaunch-logs" / "71_3.0", over=True, sequel=Sequel.REQUEUE)
+    written(tmp_path / "hpclaunch-logs" / "71.0", over=True, sequel=Sequel.REQUEUE)
     assert not is_over("71")
-    assert not is_over("71_3")
-    assert is_over("71_3.0")
-    written(tmp_path / "hpclaunch-logs" / "71_3.0.r1", over=True)
+    assert is_over("71.0")
+    written(tmp_path / "hpclaunch-logs" / "71.0.r1", over=True)
     assert is_over("71")
 
 

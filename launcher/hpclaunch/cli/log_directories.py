@@ -38,15 +38,15 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     except OSError:
         names = []
     if named is not None:
-        ours = [name for name in names if named in (name, *log_directory.jobs_of(name))]
+        ours = [name for name in names if named in (name, name.partition(".")[0])]
         found = [above / name for name in sorted(ours, key=_numbers)]
         if not found and not named[:1].isdecimal():
             return [Path(named)]
         if not found:
-            raise UsageError(
-                f"there is no log directory of job {named} in {above}: run this where the job was "
-                "submitted, or name its log directory"
-            )
+            how = "run this where the job was submitted, or name its log directory"
+            if re.fullmatch(r"\d+_\d+", named):  # it has the element's own id, as in SLURM_JOB_ID
+                how += f"; an element of an array has its own id: sacct -X -j {named} -o JobIDRaw"
+            raise UsageError(f"there is no log directory of job {named} in {above}: {how}")
         return found
     dated = [(at, above / name) for name in names if (at := date(above / name))]
     if not dated:

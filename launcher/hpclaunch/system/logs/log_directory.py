@@ -169,12 +169,6 @@ def of_all_launches() -> Path:
     return Path(f"{usual}-{os.geteuid()}")
 
 
-def jobs_of(launch: str) -> tuple[str, str]:
-    """Return the Slurm jobs of a launch: 71_3.0 belongs to element 71_3 of job 71."""
-    element = launch.partition(".")[0]
-    return element, element.partition("_")[0]
-
-
 def _next_round(path: Path, launch: str) -> int:
     """Return the number after the highest round of earlier runs. These used `path` itself, or
     directories beside it whose names differ only in the end (`_NUMBERED`).
