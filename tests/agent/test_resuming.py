@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import pickle
 import time
 import zipfile
@@ -19,7 +20,7 @@ from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import ChooseCheckpoint
 from hpclaunch.core.protocol.facts import CheckpointGone, CheckpointSaved
 from hpclaunch.core.protocol.model import Job, Look, Origin, Place, Trouble
-from hpclaunch.core.protocol.node_facts import CheckpointSearchStalled
+from hpclaunch.core.protocol.node_facts import CheckpointSearchStalled, CheckpointUnused
 from hpclaunch.observe.console import words
 from hpclaunch.system.checkpoints.client import PATIENCE
 from hpclaunch.system.shared.helper import Helper
@@ -117,6 +118,22 @@ def test_one_that_hangs_in_a_look_that_is_over_is_replaced_for_the_next(resuming
     assert [type(fact) for fact in recorded] == [CheckpointSearchStalled]
     resuming.look(Look(2, "there.pt", "mark", 0, 0))
     assert [seen.seen.missing for seen in answer(resuming)] == ["there is no such file"]
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_script_that_saves_lower_steps_than_it_resumed_from_is_reported_once(
+    resuming, recorded, tmp_path, resumes
+):
+    newest = str(save(tmp_path, "step-40"))
+    resuming.choose(ChooseCheckpoint(number=7))
+    answer(resuming)
+    resuming.began(SimpleNamespace(world_size=1))
+    for step in (50, 60) if resumes else (10, 20):
+        later = time.time() + step
+        os.utime(save(tmp_path, f"step-{step}"), (later, later))
+        seek_newest(resuming)
+    unused = [fact for fact in recorded if isinstance(fact, CheckpointUnused)]
+    assert unused == ([] if resumes else [CheckpointUnused("n0", newest, "step-10.pt")])
 
 
 def test_checkpoints_that_lack_the_same_are_named_together(resuming, tmp_path):

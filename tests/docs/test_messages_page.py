@@ -187,6 +187,7 @@ EXAMPLES: tuple[Fact, ...] = (
     facts.RequestGranted(Request.RESTART),
     facts.RequestGranted(Request.NOTICE),
     node_facts.CheckpointDirSuggested("n1", "ckpt", "ckpt/step-600.pt"),
+    node_facts.CheckpointUnused("n1", CKPT, "step-20.pt"),
     # Workers
     facts.HangFound(
         0,

@@ -19,7 +19,11 @@ from ..core.health.host_rules import Disk
 from ..core.protocol import effects, events
 from ..core.protocol.facts import CheckpointGone, CheckpointSaved
 from ..core.protocol.model import Assignment, Look, Origin, Rounds, Seen, Trouble
-from ..core.protocol.node_facts import CheckpointDirSuggested, CheckpointSearchStalled
+from ..core.protocol.node_facts import (
+    CheckpointDirSuggested,
+    CheckpointSearchStalled,
+    CheckpointUnused,
+)
 from ..core.protocol.values import replace
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
@@ -90,6 +94,8 @@ class Resuming(Adapter):
         self._is_last = False  # no round is to begin with what the search finds
         self._search_tries = 0  # left
         self._chose = False  # this agent has chosen the next round's checkpoint
+        self._resumed = ""  # the checkpoint that it has chosen last
+        self._is_unused = False  # a CheckpointUnused was recorded
         self._watches = False  # the process reads each checkpoint as soon as it is saved
         self._look: Look | None = None  # the checkpoint to look for
         self._look_number = 0  # of the pending look, or 0
@@ -469,7 +475,16 @@ class Resuming(Adapter):
             if self._staging is not None:
                 self._staging.copies.note_saved(path)
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
+        if newest is not None and self._rounds and not self._is_unused:
+            self._look_whether_used(newest)
         return newest
+
+    def _look_whether_used(self, newest: FoundCheckpoint) -> None:
+        """Record it if the script saves lower steps than it was to resume from."""
+        begun, path = self._rounds[-1][0], self._stored(newest.path)
+        if path == self._resumed and newest.later_time > begun:
+            self._is_unused = True
+            self._record(CheckpointUnused(self._host, path, newest.later))
 
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
         seen = Seen(look.number, look.mark, look.share, missing, damage)
@@ -515,7 +530,7 @@ class Resuming(Adapter):
             return events.CheckpointChosen(
                 "", passed_over, lacking=lacking, number=self._question, staged=staged
             )
-        path = self._stored(newest.path)
+        self._resumed = path = self._stored(newest.path)
         medium = "" if self.stage is None else f", {self.stage.medium}"
         return events.CheckpointChosen(
             path,

@@ -83,6 +83,10 @@ def words_of_node(fact: facts.NodeFact) -> str:
             option = f"--checkpoint-dir {shlex.quote(where)}"
             newest = "would give all workers the newest of these at every start"
             return f"the script has saved {path} itself: {option} {newest}"
+        case facts.CheckpointUnused(path=path, saved=saved):
+            saves = f"the script saves {plain(saved)} now"
+            hint = "does it load what HPCLAUNCH_CHECKPOINT names? (see --resume-with)"
+            return f"{saves}, although it was to resume from {plain(path)}: {hint}"
         # Checkpoints in memory
         case facts.StageBegan():
             return _stage_began(fact)

@@ -75,6 +75,15 @@ class CheckpointDirSuggested:
     path: str  # of the checkpoint
 
 
+@value(frozen=True)
+class CheckpointUnused:
+    """The script seems not to load the checkpoint that it was to resume from."""
+
+    host: str
+    path: str  # of that checkpoint
+    saved: str  # the name of one of a lower step, which was saved in this round
+
+
 # Checkpoints in memory
 
 
@@ -399,6 +408,7 @@ NodeFact = (
     | HelperEnded
     | CheckpointSearchStalled
     | CheckpointDirSuggested
+    | CheckpointUnused
     | StageBegan
     | StageDeleted
     | StageFetched

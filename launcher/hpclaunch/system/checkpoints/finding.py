@@ -54,6 +54,7 @@ class ExaminedCheckpoint(NamedTuple):
     quiet: bool  # not worth a line to the user as long as there is another checkpoint
     parts: tuple[Part, ...]  # its files; () unless its format found all of them
     size: int  # bytes
+    later: CheckpointCandidate | None = None  # the newest of a lower step that was saved later
 
     @property
     def took(self) -> float:
@@ -99,8 +100,8 @@ def examine(
     `is_wanted` is called once the one before was used; those that are not wanted are not opened.
     """
     ordered = in_order(list(candidates(where, facts)))
-    fuller = any(candidate.bare is False and not candidate.export for candidate, _ in ordered)
-    for candidate, rule in ordered:
+    fuller = any(c.bare is False and not c.export for c, _, _ in ordered)
+    for candidate, rule, later in ordered:
         if not is_wanted(candidate):
             continue
         quiet = ""
@@ -113,7 +114,7 @@ def examine(
         elif why := avoid.get(checksum(candidate.mark)):
             yield ExaminedCheckpoint(candidate, rule, why, False, (), candidate.decides.size)
         elif found := _judged(candidate, rule, cache, opens=opens):
-            yield found
+            yield found._replace(later=later)
 
 
 def look_at(
@@ -319,8 +320,11 @@ def _is_draft(name: str) -> bool:
 # Which is the newest
 
 
-def in_order(found: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate, str]]:
-    """Sort candidates, the newest first, each with the rule that decided its position.
+def in_order(
+    found: list[CheckpointCandidate],
+) -> list[tuple[CheckpointCandidate, str, CheckpointCandidate | None]]:
+    """Sort candidates, the newest first, each with the rule that decided its position, and the
+    newest of those with lower steps that were saved later.
 
     In one directory, a higher step is newer, whatever the times are: a copy may not have kept them.
     So a checkpoint counts as saved no earlier than those with lower steps. Between directories the
@@ -354,7 +358,7 @@ def in_order(found: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate
         other = ahead.get(id(candidate))
         return f"{by_step}, though {other.name} was saved later" if other else by_step
 
-    return [(c, rule(c)) for c in sorted(found, key=key, reverse=True)]
+    return [(c, rule(c), ahead.get(id(c))) for c in sorted(found, key=key, reverse=True)]
 
 
 def _value(step: Step | None) -> int:

@@ -73,6 +73,8 @@ class FoundCheckpoint(Message):
     world: int | None
     lacks: str | None  # why it cannot be used; None if it is complete
     quiet: bool  # not worth a line to the user as long as there is another checkpoint
+    later: str = ""  # the name of the newest of a lower step that was saved later, and when
+    later_time: int = 0
 
 
 class Searched(Message):

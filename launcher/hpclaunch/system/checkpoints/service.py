@@ -163,6 +163,8 @@ def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundC
         world=candidate.world,
         lacks=found.lacks,
         quiet=found.quiet,
+        later="" if found.later is None else found.later.name,
+        later_time=0 if found.later is None else found.later.time,
     )
 
 
