@@ -142,6 +142,8 @@ UNFIT = LostNode("n3", "a GPU is broken", is_unfit=True)
         pytest.param(end("loss", lost=[UNFIT]), Cause.UNFIT, id="unfit"),
         pytest.param(end("growth"), Cause.GROWTH, id="growth"),
         pytest.param(end("time", "verdict"), Cause.TIME_LIMIT, id="time limit"),
+        pytest.param(end("preemption", "verdict"), Cause.PREEMPTED, id="preemption"),
+        pytest.param(end("requeue", "verdict"), Cause.REQUEUED, id="requeue"),
         pytest.param(end("asked"), Cause.USER, id="hpclaunch restart"),
     ],
 )

@@ -18,13 +18,16 @@ MOST_FRAMES = 3  # of a traceback, the innermost
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 # Only jobs end for these causes, not rounds.
 _OF_JOBS = (
-    EndCause.PREEMPTED,
-    EndCause.REQUEUED,
     EndCause.NOTICE,
     EndCause.USAGE,
     EndCause.DONE,
 )
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
+BY_SLURM = {
+    EndReason.TIME: EndCause.TIME_LIMIT,
+    EndReason.PREEMPTION: EndCause.PREEMPTED,
+    EndReason.REQUEUE: EndCause.REQUEUED,
+}
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -95,8 +98,9 @@ def of_round(end: RoundEnded) -> Diagnosis:
         return Diagnosis(EndCause.GROWTH, "the next round has more nodes, or other ones")
     if EndReason.ASKED in reasons:
         return Diagnosis(EndCause.USER, "the user has asked for a restart")
-    if EndReason.TIME in reasons:
-        return Diagnosis(EndCause.TIME_LIMIT, "Slurm was about to end the job")
+    for reason, cause in BY_SLURM.items():
+        if reason in reasons:
+            return Diagnosis(cause, "Slurm was about to end the job")
     return Diagnosis(EndCause.OTHER, "the job was ended")
 
 

@@ -16,6 +16,7 @@ from ..core.protocol.values import replace, value
 from ..core.protocol.wording import GIB, count, harmless, plain, signal_name, some
 from . import page_curves as curves
 from . import page_lanes as lanes
+from .end_causes import BY_SLURM
 from .job_report import EndReport, JobOutcome, JobReport
 from .launch_past import Happening, HappeningKind, LaunchPast
 from .launches import Launch, job_entries, round_ends
@@ -32,7 +33,7 @@ FAMILIES = {
     "faults": curves.FAULTS,
     "idle": curves.IDLE,
 }
-WANTED = (EndCause.GROWTH.value, EndCause.USER.value, EndCause.TIME_LIMIT.value)
+WANTED = {cause.value for cause in (EndCause.GROWTH, EndCause.USER, *BY_SLURM.values())}
 LEAST_LOSS = 0.05  # seconds: less is shown as none
 ROOM = 0.007  # of the length of the job, left empty after its end: room for marks at the end
 STATES = {None: "running", JobOutcome.DONE: "done", JobOutcome.FAILED: "failed"}

@@ -14,6 +14,7 @@ from hpclaunch.core.protocol.events import (
     TroubleFound,
     WorkerExited,
 )
+from hpclaunch.core.protocol.facts import RoundEnded
 from hpclaunch.core.protocol.job_state import JobState
 from hpclaunch.core.protocol.model import (
     EXIT_SAVED,
@@ -25,6 +26,7 @@ from hpclaunch.core.protocol.model import (
     Trouble,
 )
 from hpclaunch.core.protocol.values import value
+from hpclaunch.observe.end_causes import of_round
 
 INT = 2
 LONG = 2000.0  # after this, every story is over
@@ -235,6 +237,14 @@ def test_the_whole_way_of_an_end(origin):
 def test_without_a_save_an_end_that_workers_have_notice_of_has_another_code(origin):
     assert verdict(origin, "", saved=True).code == EXIT_SAVED
     assert verdict(origin, "", saved=False).code == 128 + TERM
+
+
+@pytest.mark.parametrize("origin", [o for o, row in ENDS.items() if row.notice is Notice.IN_TIME])
+def test_the_round_has_the_cause_of_the_job_if_its_workers_stay_until_the_end(origin):
+    crew = STORIES[origin](Requeueing())
+    ended(crew)
+    (end,) = [fact for _, fact in crew.facts[0] if isinstance(fact, RoundEnded)]
+    assert of_round(end).cause is ENDS[origin].cause
 
 
 def test_workers_that_leave_after_a_users_notice_have_saved_or_are_done():

@@ -61,7 +61,9 @@ class EndReason(str, Enum):
     LOSS = "loss"  # a node with workers was lost or cordoned
     QUORUM = "quorum"  # the leader lease has ended
     GROWTH = "growth"  # the next round has more nodes, or replaces some
-    TIME = "time"  # Slurm is about to end the job
+    TIME = "time"  # Slurm is about to end the job, at its time limit
+    PREEMPTION = "preemption"  # the same, for another job
+    REQUEUE = "requeue"  # the same, since somebody else has requeued it
     ASKED = "asked"  # the user has asked for a restart
 
 
