@@ -226,6 +226,23 @@ def test_when_the_disk_is_full_no_directory_is_used_that_others_can_rename(proje
     assert list(temporary.iterdir()) == []
 
 
+@with_others
+def test_no_output_is_lost_if_the_disk_is_full_from_the_start(project):
+    project.chmod(0o755)
+    temporary = project / "tmp"
+    temporary.mkdir(mode=0o700)
+    (project / "full").mkdir()
+    mount = "mount -t tmpfs -o size=64k none full; head -c 1m /dev/zero > full/zeros 2> /dev/null"
+    done = hpclaunch(
+        *("--nproc=1", "--log-dir=full/logs", script(project, "print('ran')")),
+        cwd=project,
+        env=environment(TMPDIR=temporary),
+        before=("unshare", "--mount", "sh", "-c", f'{mount}; exec "$@"', "sh"),
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert re.search(r"the output of round 0 is in (\S+) on \S+: No space", done.stderr)
+
+
 def test_two_launches_at_once_in_one_log_directory(tmp_path):
     """Each has its own files, and says where; and the next one has the directory again."""
     path = script(tmp_path, WAITS)

@@ -150,6 +150,8 @@ class LogService:
         if above.exists():
             private_files.check_directory(above)
         private_files.make_directory(directory)
+        if _is_full(directory):  # the files could be made, but nothing be written to them
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
         for error in request.errors:  # left by an earlier launch, not by a worker of this round
             Path(error).unlink(missing_ok=True)
         open_file_limit.raise_to(2 * len(streams))  # the previous round's may still be open
@@ -241,11 +243,7 @@ class LogService:
 
     def _look_for_room(self) -> None:
         """Report a full disk once: workers do not notice it (`site/_hpclaunch_output.py`)."""
-        try:
-            found = os.statvfs(self._directory)
-        except OSError:
-            return
-        full = found.f_bavail == 0 and found.f_blocks > 0
+        full = _is_full(self._directory)
         if full and not self._full:
             self._complain("disk", self._directory)
         self._full = full
@@ -298,6 +296,14 @@ class LogService:
             duplicates.close()
         for path in list(self._appended):
             self._stop_appending(path)
+
+
+def _is_full(directory: str) -> bool:
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return False
+    return found.f_bavail == 0 and found.f_blocks > 0
 
 
 def _replace(file: Path, data: bytes) -> None:
