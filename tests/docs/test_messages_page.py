@@ -105,7 +105,7 @@ REASONS = {
     " is read-only, or this user may not write to it": "system/staging/restoring.py",
     "starts threads": "worker/site/_hpclaunch_template.py",
     " stands in for the ": "worker/site/_hpclaunch_template.py",
-    ", but nothing in a known format": "agent/resuming.py",
+    ", but nothing in a known format": "system/checkpoints/__init__.py",
     "cannot look for checkpoints in ": "agent/resuming.py",
     "the process that looks for them has ended": "agent/resuming.py",
     ", and takes one user at a time (process ": "worker/mps_keeper.py",

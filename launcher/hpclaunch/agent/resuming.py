@@ -8,7 +8,6 @@ shows whether a checkpoint saved then is complete.
 from __future__ import annotations
 
 import contextlib
-import glob
 import math
 import os
 import time
@@ -26,7 +25,7 @@ from ..core.protocol.node_facts import (
 )
 from ..core.protocol.values import replace
 from ..core.protocol.wording import some
-from ..system.checkpoints import READS
+from ..system.checkpoints import NAMES, READS, nothing_known
 from ..system.checkpoints.client import CheckpointServiceClient
 from ..system.checkpoints.messages import (
     Failed,
@@ -53,7 +52,6 @@ NEAR = 3  # rounds to send, before and after the one in which a checkpoint was s
 TRIES = 2  # of a search or a look whose process ends or hangs
 SETTLED = 1 << 62  # ns; the end of a round whose workers have finished all saves
 AGAIN = 1.0  # seconds until the next look for a checkpoint that is not there yet
-NAMES = 4  # of files, in a message
 NEWEST_AGAIN = 10.0  # seconds from one search for the newest checkpoint to the next
 LAST_LIMIT = 0.5  # seconds by which a search for the last checkpoint may delay the end of the job
 IDLE = 30.0  # seconds without a request until the process is ended; the next request starts another
@@ -449,7 +447,7 @@ class Resuming(Adapter):
                     self._look_at_disk(reply.disk)
                 if self._restores(reply):
                     return []
-                return [self._chosen(reply.found, self._lacking(reply.others))]
+                return [self._chosen(reply.found, nothing_known(self._where, reply.others))]
             case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
                 self._look_number = 0
                 assert self._look is not None, "a look is pending"
@@ -560,21 +558,6 @@ class Resuming(Adapter):
         """
         before = sum(begun <= saved for begun, _, _ in self._rounds)
         return self._rounds[max(0, before - NEAR) : before + NEAR]
-
-    def _lacking(self, names: Sequence[str]) -> str:
-        if not names:
-            return ""
-        return (
-            f"{self._where} has {some(names, NAMES)}"
-            f", but nothing in a known format{self._below()}; for directories in a format of your "
-            "own, --checkpoint-complete names the file that marks a complete one"
-        )
-
-    def _below(self) -> str:
-        """Return the option that also finds checkpoints in directories below; "" for a pattern."""
-        if glob.has_magic(self._where):
-            return ""
-        return f"; --checkpoint-dir '{self._where}/**' also searches the directories below it"
 
     def _failed(self, why: str) -> events.SearchFailed:
         self._search_number = 0

@@ -185,6 +185,12 @@ def _summary(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None,
             f"{candidate.format.load}"
         )
     if not found:
+        from hpclaunch.system.checkpoints import nothing_known
+        from hpclaunch.system.checkpoints.finding import others, roots
+
         lacking = "no checkpoint in" if os.path.isdir(where) else "no directory"
-        return f"{lacking} {where}: a training would begin at the start"
+        text = f"{lacking} {where}: a training would begin at the start"
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            text = nothing_known(where, others(roots(where))) or text
+        return text
     return "none of them is complete: a training would begin at the start"
