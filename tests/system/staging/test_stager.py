@@ -546,6 +546,35 @@ def test_a_tracker_waits_for_every_file_of_a_directory(node, stager, monkeypatch
     assert picture(node.storage) == picture(node.stage)
 
 
+def test_a_file_in_a_directory_that_has_only_its_step_is_no_tracker(node, stager):
+    strange(node.stage, 1)
+    (node.stage / "global_step_1" / "step.txt").write_text("1")
+    assert stager.flush(1).missing == ()
+    assert picture(node.storage) == picture(node.stage)
+
+
+def test_a_tracker_of_a_directory_that_the_script_has_just_deleted_waits(node, stager):
+    strange(node.stage, 1)
+    found, between = stager.looking.look(), stager.draining.between(None)
+    shutil.rmtree(node.stage / "global_step_1")
+    assert stager.others.drain(found, between, stager.draining.absent(found)) == []
+    assert names(node.storage) == []
+
+
+def test_a_tracker_is_reported_if_storage_fails_before_its_turn(node, stager, monkeypatch):
+    strange(node.stage, 1)
+    directory = str(node.storage / "global_step_1")
+
+    def fail(root, name, file_at=other_files.file_at):
+        if os.path.join(root, name).startswith(directory) and os.path.isdir(directory):
+            raise OSError(errno.ESTALE, "stale")
+        return file_at(root, name)
+
+    monkeypatch.setattr(other_files, "file_at", fail)
+    tracker = node.storage / "latest_checkpointed_iteration.txt"
+    assert stager.flush(1).missing == (str(tracker),)
+
+
 def test_a_tracker_that_is_rewritten_while_it_is_copied_waits(node, stager, monkeypatch):
     SCRIPTS["deepspeed"](node.stage, 1)
     copied = copying._copy_span

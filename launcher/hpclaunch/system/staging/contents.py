@@ -203,13 +203,15 @@ def notes(
 
 
 def names_any(path: str, candidates: Iterable[CheckpointCandidate]) -> bool:
-    """Return whether a file has nothing but the name, path or step of one of these. Raises
-    OSError.
-    """
+    """Return whether a file names one of these. Raises OSError."""
+    return bool(named_by(path, candidates))
+
+
+def named_by(path: str, candidates: Iterable[CheckpointCandidate]) -> list[CheckpointCandidate]:
+    """Return those of which a file has nothing but the name, path or step. Raises OSError."""
     with open(path, "rb") as file:
-        text = os.fsdecode(file.read(NOTE)).strip()
-    names = {word for c in candidates for word in (c.name, str(c.step.value) if c.step else "")}
-    return os.path.basename(text) in names - {""}
+        word = os.path.basename(os.fsdecode(file.read(NOTE)).strip())
+    return [c for c in candidates if word and word in (c.name, str(c.step.value) if c.step else "")]
 
 
 def is_part(name: str, moved: Collection[str]) -> bool:

@@ -27,7 +27,7 @@ from .contents import (
     is_copied,
     is_draft,
     is_part,
-    names_any,
+    named_by,
     target_of,
     tree,
 )
@@ -275,7 +275,10 @@ class OtherFiles:
         return [each for each in items if each.name not in names and not each.name.endswith(saved)]
 
     def _key(self, found: ExaminedCheckpoint) -> str:
-        return os.path.relpath(found.candidate.path, self._launch.root)
+        return self._key_of(found.candidate)
+
+    def _key_of(self, candidate: CheckpointCandidate) -> str:
+        return os.path.relpath(candidate.path, self._launch.root)
 
     def _is_half(self, found: ExaminedCheckpoint) -> bool:
         """Return whether a checkpoint that lacks something is one that was not saved to its end. It
@@ -354,10 +357,11 @@ class OtherFiles:
                 return False
         elif not each.is_file:
             return False  # a socket, for example
-        elif each.size <= NOTE and any(
-            names_any(path, [c]) and not self._has_directory(c) for c in missing
-        ):
-            return False
+        elif each.size <= NOTE:
+            # A file in a directory is a part of it, and no tracker, even if it has only its step.
+            others = (c for c in missing if not each.name.startswith(self._key_of(c) + os.sep))
+            if not all(map(self._has_directory, named_by(path, others))):
+                return False
         if each.name not in changed and self._run(is_copied, each, self._storage):
             return True
         if self._is_newer_there(each):
@@ -370,10 +374,12 @@ class OtherFiles:
         return True
 
     def _has_directory(self, candidate: CheckpointCandidate) -> bool:
-        """Return whether storage has all files of a directory, since each was copied by itself."""
-        key = os.path.relpath(candidate.path, self._launch.root)
-        files = [each for each in tree(self._launch.root, key) if not each.is_folder]
-        with contextlib.suppress(OSError):
+        """Return whether storage has all files of a directory, since each was copied by itself.
+        Raises OSError.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # there, or deleted here
+            below = tree(self._launch.root, self._key_of(candidate))
+            files = [each for each in below if not each.is_folder]
             return self._run(lambda: all(map(self._has, files)))
         return False
 
