@@ -27,6 +27,8 @@ from hpclaunch.system.shared.helper import Helper
 
 pytestmark = pytest.mark.starts
 
+PART = SimpleNamespace(world_size=1, checkpoint="")
+
 
 @pytest.fixture
 def recorded():
@@ -124,10 +126,8 @@ def test_one_that_hangs_in_a_look_that_is_over_is_replaced_for_the_next(resuming
 def test_a_script_that_saves_lower_steps_than_it_resumed_from_is_reported_once(
     resuming, recorded, tmp_path, resumes
 ):
-    newest = str(save(tmp_path, "step-40"))
-    resuming.choose(ChooseCheckpoint(number=7))
-    answer(resuming)
-    resuming.began(SimpleNamespace(world_size=1))
+    newest = str(save(tmp_path, "step-40"))  # another agent has chosen it, and led then
+    resuming.began(SimpleNamespace(world_size=1, checkpoint=newest))
     for step in (50, 60) if resumes else (10, 20):
         later = time.time() + step
         os.utime(save(tmp_path, f"step-{step}"), (later, later))
@@ -197,11 +197,11 @@ def test_a_round_that_ends_early_starts_it_before_it_is_needed(resuming):
 def test_that_of_the_agent_that_has_chosen_reads_ahead_until_the_round_ends(resuming):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)
-    resuming.began(SimpleNamespace(world_size=1))
+    resuming.began(PART)
     assert resuming.deadline() == math.inf
     resuming.ended()
     assert time.monotonic() < resuming.deadline() < math.inf
-    resuming.began(SimpleNamespace(world_size=1))  # another agent has chosen
+    resuming.began(PART)  # another agent has chosen
     assert resuming.deadline() < math.inf
 
 
@@ -211,7 +211,7 @@ def test_one_that_has_ended_before_the_round_begins_is_started_to_read_ahead(res
     helper = process_of(resuming)
     resuming.update(resuming.deadline())
     assert not helper.is_running()
-    resuming.began(SimpleNamespace(world_size=1))
+    resuming.began(PART)
     assert process_of(resuming).is_running()
     assert resuming.deadline() == math.inf
 
@@ -243,7 +243,7 @@ def test_the_last_checkpoint_is_recorded_although_the_one_before_was_recorded_ju
 ):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)
-    resuming.began(SimpleNamespace(world_size=1))
+    resuming.began(PART)
     saved = [save(tmp_path)]
     seek_newest(resuming)
     saved.append(save(tmp_path, "step-20"))
@@ -260,7 +260,7 @@ def test_the_last_checkpoint_is_recorded_by_another_process_if_staging_has_ended
 ):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)
-    resuming.began(SimpleNamespace(world_size=1))
+    resuming.began(PART)
     resuming._searched = "memory"
     saved = save(tmp_path)
     monkeypatch.setattr("hpclaunch.agent.resuming.LAST_LIMIT", LIMIT)  # on a busy machine
@@ -273,7 +273,7 @@ def test_a_search_for_the_last_checkpoint_that_hangs_delays_the_end_for_a_moment
 ):
     resuming.choose(ChooseCheckpoint(number=7))
     answer(resuming)
-    resuming.began(SimpleNamespace(world_size=1))
+    resuming.began(PART)
     save(tmp_path)
     process_of(resuming).suspend()
     monkeypatch.setattr("hpclaunch.agent.resuming.LAST_LIMIT", 0.01)
@@ -283,7 +283,7 @@ def test_a_search_for_the_last_checkpoint_that_hangs_delays_the_end_for_a_moment
 
 
 def test_the_last_checkpoint_is_not_searched_again(resuming, recorded, tmp_path):
-    resuming.began(SimpleNamespace(world_size=1))
+    resuming.began(PART)
     resuming.choose(ChooseCheckpoint(number=7, is_last=True))
     answer(resuming)
     save(tmp_path)

@@ -92,7 +92,7 @@ class Resuming(Adapter):
         self._is_last = False  # no round is to begin with what the search finds
         self._search_tries = 0  # left
         self._chose = False  # this agent has chosen the next round's checkpoint
-        self._resumed = ""  # the checkpoint that it has chosen last
+        self._resumed = ""  # the checkpoint of the last round
         self._is_unused = False  # a CheckpointUnused was recorded
         self._watches = False  # the process reads each checkpoint as soon as it is saved
         self._look: Look | None = None  # the checkpoint to look for
@@ -176,6 +176,7 @@ class Resuming(Adapter):
         if self._spread is not None:
             self._spread.note_round(stages=part.stages)
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
+        self._resumed = part.checkpoint
         self._watch(on=self._chose)
         self._chose, self._stager_number = False, 0
         if self._staging is not None:
@@ -473,14 +474,14 @@ class Resuming(Adapter):
             if self._staging is not None:
                 self._staging.copies.note_saved(path)
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
-        if newest is not None and self._rounds and not self._is_unused:
+        if newest is not None and not self._is_unused:
             self._look_whether_used(newest)
         return newest
 
     def _look_whether_used(self, newest: FoundCheckpoint) -> None:
         """Record it if the script saves lower steps than it was to resume from."""
-        begun, path = self._rounds[-1][0], self._stored(newest.path)
-        if path == self._resumed and newest.later_time > begun:
+        path = self._stored(newest.path)
+        if path == self._resumed and newest.later_time > self._rounds[-1][0]:
             self._is_unused = True
             self._record(CheckpointUnused(self._host, path, newest.later))
 
@@ -528,7 +529,7 @@ class Resuming(Adapter):
             return events.CheckpointChosen(
                 "", passed_over, lacking=lacking, number=self._question, staged=staged
             )
-        self._resumed = path = self._stored(newest.path)
+        path = self._stored(newest.path)
         medium = "" if self.stage is None else f", {self.stage.medium}"
         return events.CheckpointChosen(
             path,
