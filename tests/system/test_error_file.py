@@ -1,6 +1,7 @@
 """The error file, which shows the cause of a worker's failure to the program that started us."""
 
 import json
+import os
 import stat
 from traceback import format_exc
 
@@ -151,6 +152,20 @@ def test_what_libraries_print_at_exit_hides_no_exception(tmp_path, message, show
     file.with_suffix(".error.json").write_text(json.dumps({"message": {"message": message}}))
     last = "\n".join(f"leaked function {i}" for i in range(12))
     assert with_beginning(last, file).splitlines() == [TRACEBACK, *shown]
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_an_exception_that_a_shell_script_has_handled_long_ago_is_not_the_last_line(
+    tmp_path, is_shown
+):
+    file, error = tmp_path / "rank-3.err", "ModuleNotFoundError: No module named 'flash_attn'"
+    source = file.with_suffix(".error.json")
+    source.write_text(json.dumps({"message": {"message": error}}))
+    last = f"{error}\n" * is_shown + "step 1\nConnection closed by remote peer"
+    file.write_text(last)
+    later = source.stat().st_mtime + 60.0
+    os.utime(file, (later, later))
+    assert with_beginning(last, file).endswith("step 1\nConnection closed by remote peer")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ TRACEBACK = "Traceback (most recent call last):"
 MOST_FRAMES = 3  # of a traceback, the innermost
 MOST_CHARACTERS = 400  # of a message's first line
 LAST_LINES = 2  # shown after the beginning of a long message
+AT_EXIT = 10.0  # seconds in which a process that an exception ends may still print something
 SYNTAX = re.compile(r"^((?:Syntax|Indentation|Tab)Error: .+) \(.+, line \d+\)$")
 FRAME = re.compile(r'^  File ".+", line \d+, in .+(?:\n    .*)?', re.MULTILINE)
 
@@ -65,14 +66,16 @@ def with_beginning(last: str, file: Path) -> str:
     A long exception, such as one that names hundreds of parameters, begins before the last lines.
     Then its innermost frames and its first line are shown before the last LAST_LINES lines. Other
     output may follow an exception, such as that of libraries at exit. Then the last lines end with
-    the exception's last line, which says why the worker failed.
+    the exception's last line, which says why the worker failed. Output that comes long after it
+    shows that a shell script has continued: the last lines say why that failed.
     """
-    error = (_read(file.with_suffix(".error.json")) or {}).get("message")
+    source = file.with_suffix(".error.json")
+    error = (_read(source) or {}).get("message")
     message = error.get("message") if isinstance(error, dict) else None
     lines = [*map(_as_printed, message.splitlines())] if isinstance(message, str) else []
     if not lines:
         return last
-    is_last = last.endswith(lines[-1])
+    is_last = last.endswith(lines[-1]) or _is_long_before(source, file)
     if lines[0] in last:
         return last if is_last else f"{last}\n{lines[-1]}"
     more = error.get("extraInfo") if isinstance(error, dict) else None
@@ -82,6 +85,13 @@ def with_beginning(last: str, file: Path) -> str:
     first, *end = [line[:MOST_CHARACTERS] for line in lines]
     end = last.splitlines() if is_last else end
     return "\n".join([TRACEBACK, *frames, first, *([rest, *end[-LAST_LINES:]] if end else [])])
+
+
+def _is_long_before(source: Path, file: Path) -> bool:
+    """Return whether an error file was written long before the last output in `file`."""
+    with contextlib.suppress(OSError):
+        return source.stat().st_mtime + AT_EXIT < file.stat().st_mtime
+    return False
 
 
 def _as_printed(line: str) -> str:
