@@ -279,7 +279,7 @@ def test_a_script_that_saves_whenever_it_fails_is_not_restarted_for_ever():
         if budget.begin(choice) is not None:
             break
         budget.spend([Failure(0, 0, "n0", 1, 0, 1.0, f"ValueError: {n}")], saves=True)
-    assert budget.total == 4
+    assert budget.total == 3
 
 
 def test_the_steps_of_two_directories_say_nothing_of_each_other():

@@ -128,6 +128,19 @@ def test_a_crash_loop_is_reported():
     )
 
 
+@pytest.mark.parametrize(("newer", "restarts"), [("", 1), ("/c/2.pt", 2)])
+def test_a_failure_after_which_the_job_ends_is_no_restart(newer, restarts):
+    budget = Budget(3)
+    budget.begin(CheckpointChosen("/c/1.pt"))
+    budget.spend(oops(), saves=True)
+    budget.begin(CheckpointChosen("/c/1.pt"))
+    budget.spend(oops(), saves=True)
+    assert budget.total == 1  # whether there is a newer checkpoint is not known yet
+    verdict = budget.begin(CheckpointChosen(newer or "/c/1.pt", time=1 if newer else 0))
+    assert (verdict is None) == bool(newer)
+    assert budget.total == restarts
+
+
 def test_the_same_crash_of_another_rank_is_the_same():
     """With a process group, torch begins each line of a traceback with the rank."""
     crashes = [oops(f"[rank{rank}]: ValueError: a") for rank in range(2)]

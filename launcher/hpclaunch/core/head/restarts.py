@@ -126,8 +126,8 @@ class Budget:
 
     @property
     def total(self) -> int:
-        """The restarts of the whole job."""
-        return self.tally.restarts
+        """The restarts of the whole job. While a verdict is pending, the last one has not begun."""
+        return self.tally.restarts - (self.tally.pending_verdict is not None)
 
     @property
     def used(self) -> int:
