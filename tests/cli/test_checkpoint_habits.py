@@ -174,7 +174,7 @@ DIES = "import os; os._exit(9) if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0
         ("", "nothing has been saved in --checkpoint-dir yet"),
         ("weights.npz", "saved has weights.npz, but nothing in a known format"),
         ("run/weights/last.pt", "saved/**' also searches the directories below it"),
-        ("step-1.pt", "none can be used (hpclaunch checkpoints lists them)"),
+        ("step-1.pt", "none can be used (hpclaunch checkpoints lists them), unless the script"),
     ],
 )
 def test_a_restart_without_a_checkpoint_says_why(tmp_path, file, why):

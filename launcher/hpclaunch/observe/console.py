@@ -188,7 +188,8 @@ def _no_checkpoint(fact: facts.RoundBegan) -> list[str]:
     is_again = fact.begins > 1
     again = "training begins again from the start" if is_again else "training begins at the start"
     if fact.passed_over:
-        why = "none can be used (hpclaunch checkpoints lists them)"
+        listed = "(hpclaunch checkpoints lists them)"
+        why = f"none can be used {listed}, unless the script finds one itself"
     else:
         why = plain(fact.lacking or "nothing has been saved in --checkpoint-dir yet")
     return [f"{again}, without a checkpoint: {why}"]

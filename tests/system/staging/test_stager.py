@@ -166,6 +166,20 @@ def test_a_script_that_saves_in_no_known_format_is_reported_once(node, stager, m
     assert sent(node, messages.UnknownSave) == [messages.UnknownSave("global_step_3")]
 
 
+def test_a_script_that_keeps_only_its_newest_save_in_no_known_format_is_reported(
+    node, stager, monkeypatch
+):
+    monkeypatch.setattr(service, "STORAGE_PERIOD", 0.0)
+    stager.requests.rounds = ((time.time_ns() - SECOND, None, 2),)
+    strange(node.stage, 1)
+    stager.work()
+    assert not sent(node, messages.UnknownSave)
+    strange(node.stage, 2)
+    shutil.rmtree(node.stage / "global_step_1")
+    stager.work()
+    assert sent(node, messages.UnknownSave) == [messages.UnknownSave("global_step_2")]
+
+
 def test_one_without_its_seal_may_just_be_saved(node, stager, monkeypatch):
     monkeypatch.setattr(service, "STORAGE_PERIOD", 0.0)
     stager.requests.rounds = ((time.time_ns() - SECOND, None, 2),)

@@ -65,6 +65,7 @@ class Stager:
         self.others, self.deletion = OtherFiles(launch, memory), Deletion(launch, memory)
         self._others_fail = ""  # why a file that belongs to no checkpoint could not be copied
         self._storage_due = 0.0  # when to look for saves that no drain would find; inf: no longer
+        self._unsealed: dict[str, tuple[int, list[str]]] = {}  # see `_unknown`
         answer = self._answer_during_a_drain
         self.draining = draining = Draining(
             launch, requests, memory, looking, self.others, self.deletion, answer
@@ -201,7 +202,7 @@ class Stager:
         if begun is None:
             return
         self._storage_due = time.monotonic() + STORAGE_PERIOD
-        if name := _unknown(found, rounds[-1][0] or begun):
+        if name := _unknown(found, rounds[-1][0] or begun, self._unsealed):
             self.requests.send(messages.UnknownSave(name))
             self._storage_due = math.inf
             return
@@ -306,18 +307,25 @@ class Stager:
         return messages.Flushed(number, tuple(missing), first, newest, tuple(unusable))
 
 
-def _unknown(found: Sequence[ExaminedCheckpoint], since: int) -> str:
+def _unknown(
+    found: Sequence[ExaminedCheckpoint], since: int, unsealed: dict[str, tuple[int, list[str]]]
+) -> str:
     """Return the name of a directory in which the script has saved since then (ns), in no known
     format, files with the same names as in another one before; "" if there is none. The first of
     several may lack its seal only because it is being saved.
+
+    `unsealed` keeps `since` and the names of each path, since a script that keeps only its newest
+    save never has two at once.
     """
-    seen = set[tuple[str, ...]]()
+    if any(each.lacks is None for each in found):
+        unsealed.clear()
     for candidate in (each.candidate for each in reversed(found)):
         if candidate.format is UNKNOWN and candidate.time > since:
-            names = tuple(sorted(saved_in(candidate.folder)))
-            if names in seen:
+            unsealed.pop(candidate.path, None)
+            saved = since, sorted(saved_in(candidate.folder))
+            if saved in unsealed.values():
                 return candidate.name
-            seen.add(names)
+            unsealed[candidate.path] = saved
     return ""
 
 
