@@ -95,6 +95,8 @@ def cwd(tmp_path):
         (["accelerate", "launch", "train.py"], "takes the place of accelerate launch: leave that"),
         (["--nproc", "2", "deepspeed", "train.py"], "takes the place of deepspeed: leave that out"),
         (["mpirun", "-np", "4", "train.py"], "takes the place of mpirun: leave that out"),
+        (["trl", "sft"], "trl starts accelerate launch: write -m trl.scripts.sft for trl sft"),
+        (["bin/tune", "run", "lora"], "tune run starts torchrun: write the recipe's file (tune cp"),
         (["srun", "train.py"], "write srun before hpclaunch"),
         (["-m", "torch.distributed.run", "train.py"], "takes the place of torch.distributed.run"),
         (["python", "-m", "torch.distributed.launch"], "takes the place of torch.distributed"),

@@ -49,7 +49,11 @@ PROGRAMS = {
     "mpiexec": "mpiexec",
     "mpirun": "mpirun",
     "torchrun": "torchrun",
-    "tune": "tune run",
+}
+# By executable: programs that start a launcher themselves, and what to write instead.
+STARTERS = {
+    "trl": "trl starts accelerate launch: write -m trl.scripts.sft for trl sft",
+    "tune": "tune run starts torchrun: write the recipe's file (tune cp RECIPE FILE copies it)",
 }
 MODULES = (
     *("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic"),

@@ -187,9 +187,11 @@ def _commands(word: str) -> str:
 def _check_script(script: str) -> None:
     there = os.path.exists(script)
     directory, name = os.path.split(script)
-    if name in other_launchers.PROGRAMS and (not there or os.path.basename(directory) == "bin"):
-        said = other_launchers.PROGRAMS[name]
-        raise UsageError(f"hpclaunch takes the place of {said}: leave that out")
+    if not there or os.path.basename(directory) == "bin":
+        if said := other_launchers.PROGRAMS.get(name):
+            raise UsageError(f"hpclaunch takes the place of {said}: leave that out")
+        if said := other_launchers.STARTERS.get(name):
+            raise UsageError(said)
     if not there:
         if name == "srun":
             raise UsageError("write srun before hpclaunch, not after it")
