@@ -123,14 +123,20 @@ def test_one_that_hangs_in_a_look_that_is_over_is_replaced_for_the_next(resuming
 
 
 @pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("keeps", [True, False])
 def test_a_script_that_saves_lower_steps_than_it_resumed_from_is_reported_once(
-    resuming, recorded, tmp_path, resumes
+    resuming, recorded, tmp_path, resumes, keeps
 ):
-    newest = str(save(tmp_path, "step-40"))  # another agent has chosen it, and led then
+    newest = str(save(tmp_path, "step-40"))
+    if not keeps:  # else another agent has chosen it, and led then: it is enough to know its path
+        resuming.choose(ChooseCheckpoint(number=7))
+        answer(resuming)
     resuming.began(SimpleNamespace(world_size=1, checkpoint=newest))
     for step in (50, 60) if resumes else (10, 20):
         later = time.time() + step
         os.utime(save(tmp_path, f"step-{step}"), (later, later))
+        if not keeps:
+            (tmp_path / "step-40.pt").unlink(missing_ok=True)
         seek_newest(resuming)
     unused = [fact for fact in recorded if isinstance(fact, CheckpointUnused)]
     assert unused == ([] if resumes else [CheckpointUnused("n0", newest, "step-10.pt")])

@@ -92,7 +92,8 @@ class Resuming(Adapter):
         self._is_last = False  # no round is to begin with what the search finds
         self._search_tries = 0  # left
         self._chose = False  # this agent has chosen the next round's checkpoint
-        self._resumed = ""  # the checkpoint of the last round
+        self._choice = events.CheckpointChosen("")  # the last one of this agent
+        self._resumed = self._choice  # the checkpoint of the last round
         self._is_unused = False  # a CheckpointUnused was recorded
         self._watches = False  # the process reads each checkpoint as soon as it is saved
         self._look: Look | None = None  # the checkpoint to look for
@@ -176,7 +177,8 @@ class Resuming(Adapter):
         if self._spread is not None:
             self._spread.note_round(stages=part.stages)
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
-        self._resumed = part.checkpoint
+        is_own = self._choice.path == part.checkpoint  # else only its path is known
+        self._resumed = self._choice if is_own else events.CheckpointChosen(part.checkpoint)
         self._watch(on=self._chose)
         self._chose, self._stager_number = False, 0
         if self._staging is not None:
@@ -480,10 +482,15 @@ class Resuming(Adapter):
 
     def _look_whether_used(self, newest: FoundCheckpoint) -> None:
         """Record it if the script saves lower steps than it was to resume from."""
-        path = self._stored(newest.path)
-        if path == self._resumed and newest.later_time > self._rounds[-1][0]:
+        path, resumed = self._stored(newest.path), self._resumed
+        saved, at = newest.later, newest.later_time
+        if path != resumed.path:  # the script may keep only its newest one
+            saved, at = newest.name, newest.time
+            if _scale(newest, path) != resumed.scale or not _is_lower(newest.step, resumed.step):
+                return
+        if saved and at > self._rounds[-1][0]:
             self._is_unused = True
-            self._record(CheckpointUnused(self._host, path, newest.later))
+            self._record(CheckpointUnused(self._host, resumed.path, saved))
 
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
         seen = Seen(look.number, look.mark, look.share, missing, damage)
@@ -531,7 +538,7 @@ class Resuming(Adapter):
             )
         path = self._stored(newest.path)
         medium = "" if self.stage is None else f", {self.stage.medium}"
-        return events.CheckpointChosen(
+        self._choice = events.CheckpointChosen(
             path,
             passed_over,
             newest.identity,
@@ -540,13 +547,14 @@ class Resuming(Adapter):
             took=newest.took,
             time=newest.time,
             step=newest.step,
-            scale=f"{newest.unit} {os.path.dirname(path)}",
+            scale=_scale(newest, path),
             rounds=self._near(newest.time),
             is_read=newest.is_read,
             age=_age(newest),
             number=self._question,
             staged=staged,
         )
+        return self._choice
 
     def _why(self, found: FoundCheckpoint) -> str:
         """Return what a checkpoint lacks, with paths on storage."""
@@ -564,6 +572,15 @@ class Resuming(Adapter):
         self._search_number = 0
         reason = f"cannot look for checkpoints in {self._where}: {why}"
         return events.SearchFailed(Trouble(Origin.TROUBLE, reason), self._question)
+
+
+def _scale(found: FoundCheckpoint, path: str) -> str:
+    """Return the scale of its step, of which `CheckpointChosen` says more."""
+    return f"{found.unit} {os.path.dirname(path)}"
+
+
+def _is_lower(step: int | None, than: int | None) -> bool:
+    return step is not None and than is not None and step < than
 
 
 def _age(found: FoundCheckpoint) -> float | None:
