@@ -83,7 +83,12 @@ def launch(
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f"env: variables are strings, and not {name!r}: {value!r}")
     parser = launch_options.build_parser(environ)
-    words = _words(parser, options)
+    try:
+        words = _words(parser, options)
+    except UsageError as e:
+        if not callable(program):
+            raise
+        raise UsageError(f"{e}; for arguments of the function, use functools.partial") from e
     directory = Path.cwd() if cwd is None else Path(cwd)
     if not directory.is_dir():
         raise UsageError(f"cwd {directory} is not a directory")
@@ -162,6 +167,7 @@ class LaunchedJob:
     ) -> None:
         """Start the launcher. Raises UsageError if it fails. `own`: a directory to remove later."""
         self._own = own
+        self._caller = os.getpid()
         self._limit = chosen.shutdown_timeout + MARGIN
         self._code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -286,7 +292,12 @@ class LaunchedJob:
         self._ask(Request.NOTICE)
 
     def close(self) -> None:
-        """End the job if it still runs. Return once nothing of it is left."""
+        """End the job if it still runs. Return once nothing of it is left.
+
+        In a process that the caller has forked, do nothing: the job is the caller's.
+        """
+        if os.getpid() != self._caller:
+            return
         try:
             if self.running:
                 self.stop()

@@ -222,6 +222,29 @@ def test_nothing_is_left_of_a_caller_that_ends(script, end):
     until(lambda: living(left) == [])
 
 
+def test_a_forked_process_leaves_the_job_alone(script, tmp_path):
+    """Leaving the block in the child does not end the job of its parent."""
+    program = """
+        import os, sys, hpclaunch
+        with hpclaunch.launch("stepping.py") as job:
+            child = os.fork()
+            if child == 0:
+                sys.exit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), job.running)
+            open("over", "w").close()
+            print(job.wait().code)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=tmp_path,
+        env=environment(),
+        timeout=LIMIT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-2:] == ["7 True", "0"], done.stderr
+
+
 def test_an_interrupt_ends_it_in_order(tmp_path):
     """Ctrl-C interrupts a caller that waits: the workers still get the time that they need."""
     saving = """
@@ -403,6 +426,11 @@ def test_what_is_passed_does_not_outlive_a_caller_that_is_killed(tmp_path):
     environ = environment() | {"TMPDIR": str(tmp_path / "own")}
     subprocess.run(command, cwd=tmp_path, env=environ, timeout=LIMIT, check=False)
     until(lambda: not list((tmp_path / "own").glob("hpclaunch-*")))
+
+
+def test_arguments_of_a_function_are_no_options():
+    with pytest.raises(hpclaunch.UsageError, match=r"no option --times .*use functools\.partial"):
+        hpclaunch.launch(shout, "b", times=2)
 
 
 def test_a_function_of_the_main_program(tmp_path, monkeypatch):

@@ -46,8 +46,12 @@ class Parser(argparse.ArgumentParser):
         """Print help or a version. argparse ignores a closed standard output."""
         write(message)
 
-    def no_option(self, name: str, known: Iterable[str], where: str = "") -> NoReturn:
-        """Raise UsageError: `name` is none of the `known` options. Suggest similar ones."""
+    def no_option(
+        self, name: str, known: Iterable[str], where: str = "", otherwise: str = ""
+    ) -> NoReturn:
+        """Raise UsageError: `name` is none of the `known` options. Suggest similar ones, or if
+        there are none, say what is `otherwise` possible.
+        """
         import difflib  # slow to import, and needed only here
 
         dashed = name.lstrip("-").replace("_", "-")
@@ -55,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         alike = [f"--{match}" for match in difflib.get_close_matches(dashed, names, cutoff=ALIKE)]
         if "_" in name:  # torchrun also accepts this spelling
             alike = [f"--{match[2:].replace('-', '_')}" for match in alike]
-        meant = f": did you mean {' or '.join(alike)}?" if alike else ""
+        meant = f": did you mean {' or '.join(alike)}?" if alike else otherwise
         self.error(f"no option {name}{where}{meant}")
 
 
@@ -115,10 +119,12 @@ class LaunchParser(Parser):
                 setattr(namespace, action.dest, self._default(action))
         return namespace
 
-    def no_option(self, name: str, known: Iterable[str], where: str = "") -> NoReturn:
+    def no_option(
+        self, name: str, known: Iterable[str], where: str = "", otherwise: str = ""
+    ) -> NoReturn:
         if instead := other_launchers.OPTIONS.get(name.replace("_", "-")):
             self.error(f"no option {name}{where}: {instead}")
-        super().no_option(name, known, where)
+        super().no_option(name, known, where, otherwise)
 
     def take_options(self, words: list[str]) -> list[str]:
         """Remove all options before the script from `words`, and return them in full spellings."""

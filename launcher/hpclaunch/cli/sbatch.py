@@ -25,6 +25,9 @@ from . import run as launching
 from .job_script import JobScript
 from .profiles import GpuProfile, Profile
 
+# Slurm's short options that are not the launcher's, and how to write them here.
+SHORT = {"-A": "--account", "-N": "--nodes", "-c": "--cpus-per-task", "-p": "--partition"}
+OF_SLURM = ": for another option of Slurm's, add an #SBATCH line to the printed script"
 USAGE = "%(prog)s [options] [--] [launcher options] SCRIPT [arguments]"
 
 
@@ -58,6 +61,8 @@ class PARSER(parser.Parser):
                 if action.nargs is None and not equals and words:
                     equals, value, words = "=", words[0], words[1:]
                 own.append(action.option_strings[0] + equals + value)
+            elif instead := SHORT.get(name[:2]):
+                self.error(f"no option {name[:2]}: write {instead}")
             elif launcher.knows(words[0]):
                 rest = list(words)
                 launcher.take(rest)
@@ -66,7 +71,7 @@ class PARSER(parser.Parser):
             else:
                 # An abbreviation such as --node could mean an option of either parser.
                 known = {**self._own, **dict.fromkeys(launcher.spellings)}
-                self.no_option(name, known, ", here or of the launcher")
+                self.no_option(name, known, ", here or of the launcher", OF_SLURM)
         return own, theirs + (words[1:] if words[:1] == ["--"] else words)
 
 
