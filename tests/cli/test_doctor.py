@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from launching import HPCLAUNCH, LIMIT, hpclaunch
 
-from hpclaunch.cli import doctor_host
+from hpclaunch.cli import doctor_host, doctor_reports
+from hpclaunch.core.health.task_reports import TaskReport
+from hpclaunch.core.protocol.model import Allocation, Place
+from hpclaunch.system.network import reachability
 from lines import only
 from surroundings import environment
 
@@ -270,6 +273,21 @@ def test_a_task_with_another_secret_is_reported_by_both_sides(tmp_path, env):
     assert "no connection from localhost" in words(head)
     assert "another secret file or --rdzv-id, from which the ports derive" in words(member)
     assert "Traceback" not in head + member
+
+
+@pytest.mark.parametrize(
+    ("answer", "advice"),
+    [
+        (reachability.Answer.SILENT, "see whether 192.0.2.7 is up; all nodes of a job must reach"),
+        (reachability.Answer.REFUSED, "compare the secret's fingerprint"),
+    ],
+)
+def test_what_to_do_about_a_head_that_is_not_reached(monkeypatch, answer, advice):
+    monkeypatch.setattr(reachability, "probe", lambda *_: {("192.0.2.7", 1): answer})
+    places = (Place(0, 0, "192.0.2.7"), Place(1, 1, "n2"))
+    where = Allocation("71.0", f"{os.getpid()} unreached", places, 1)
+    found = doctor_reports.send(where, b"s" * 32, TaskReport("n2", ()), 0.1)
+    assert found.advice.startswith(advice)
 
 
 @TORCH

@@ -65,6 +65,20 @@ def test_words_for_each(listener, closed, silent):
     assert said.startswith("n1 (127.0.0.1) does not answer at all")
 
 
+@pytest.mark.parametrize(
+    ("found", "cut_off"),
+    [
+        ([], False),
+        ([Answer.SILENT, Answer.NO_ROUTE], True),
+        ([Answer.SILENT, Answer.REFUSED], False),
+        ([Answer.OPEN], False),
+    ],
+)
+def test_a_host_from_which_nothing_comes_back(found, cut_off):
+    each = {("192.0.2.7", port): answer for port, answer in enumerate(found)}
+    assert reachability.is_cut_off(each) is cut_off
+
+
 def test_ipv6(closed):
     try:
         s = socket.create_server(("::1", 0), family=socket.AF_INET6)

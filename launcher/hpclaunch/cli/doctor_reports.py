@@ -117,9 +117,11 @@ def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -
     try:
         addresses = [route.LOOPBACK] if near else route.resolve_patiently(head.host, ATTEMPTS)
     except OSError:
-        found = f"not tried: {head.host} has no address here"
-        return Finding(RENDEZVOUS, found, Grade.FAIL, "see the route")
+        why = f"not tried: {head.host} has no address here"
+        return Finding(RENDEZVOUS, why, Grade.FAIL, "see the route")
     keys = keys_of(where, shared)
+    mine = secret.fingerprint(shared)
+    advice = f"compare the secret's fingerprint, here {mine}, with that on {head.host}"
     channel = zmq_channel.MemberChannel(keys, where.index, addresses, MAX_BYTES)
     try:
         if _is_received(channel, report, timeout):
@@ -129,11 +131,15 @@ def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -
         elif channel.refused:
             why = f"the program that answers on {head.host} does not know our secret"
         else:
-            why = reachability.explain(head.host, addresses, keys.ports)
+            found = reachability.answers(addresses, keys.ports)
+            why = reachability.in_words(head.host, found)
+            if reachability.is_cut_off(found):
+                advice = (
+                    f"see whether {head.host} is up; all nodes of a job must reach each other on "
+                    "all TCP ports from 1024"
+                )
     finally:
         channel.close()
-    mine = secret.fingerprint(shared)
-    advice = f"compare the secret's fingerprint, here {mine}, with that on {head.host}"
     return Finding(RENDEZVOUS, why, Grade.FAIL, advice)
 
 

@@ -44,11 +44,22 @@ def explain(host: str, addresses: Iterable[str], ports: Iterable[int], timeout: 
 
     Takes up to `timeout` seconds, and never raises.
     """
+    return in_words(host, answers(addresses, ports, timeout))
+
+
+def answers(
+    addresses: Iterable[str], ports: Iterable[int], timeout: float = 2.0
+) -> dict[tuple[str, int], Answer]:
+    """Return what `probe` does, or nothing where it fails."""
     try:
-        found = probe(addresses, ports, timeout)
+        return probe(addresses, ports, timeout)
     except (OSError, ValueError):  # no descriptor is left, say
-        return ""
-    return in_words(host, found)
+        return {}
+
+
+def is_cut_off(found: Mapping[tuple[str, int], Answer]) -> bool:
+    """Return whether nothing at all has come back from the host."""
+    return bool(found) and set(found.values()) <= {Answer.SILENT, Answer.NO_ROUTE}
 
 
 def probe(
