@@ -169,7 +169,7 @@ class LaunchedJob:
         self._own = own
         self._caller = os.getpid()
         self._limit = chosen.shutdown_timeout + MARGIN
-        self._code: int | None = None
+        self._code: int | None = None  # also None after the end, if the kernel has not kept it
         self._process: subprocess.Popen[bytes] | None = None
         self._trouble: Exception | None = None
         reading, writing = os.pipe()
@@ -211,7 +211,13 @@ class LaunchedJob:
                 os.close(writing)
             self.pid = self._process.pid
             self._started.set()
-            self._code = self._process.wait()
+            # Popen.wait would return 0 if this program ignores SIGCHLD or reaps all its children.
+            try:
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                self._process.wait()
+            else:
+                self._code = self._process.wait()
         except (OSError, ValueError) as e:  # ValueError: a word contains a null byte
             self._trouble = e
         finally:
@@ -255,13 +261,15 @@ class LaunchedJob:
         """Wait for the end of the job. Raises TimeoutError after `timeout` seconds."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"job {self.name} runs for more than {timeout:g} s")
-        assert self._code is not None, "its launcher has ended"
         found: JobReport | None = None
         with contextlib.suppress(OSError):
             known = [each for each in launch_ledgers.read(self.logs)[0] if each.name == self.name]
             found = report(known[-1:]) if known else None
-        code = self._code if self._code >= 0 else 128 - self._code  # a signal, as in a shell
-        killed = "the launcher was killed" if self._code < 0 else ""
+        code = self._code
+        if code is None:
+            code = 1 if found is None or found.code is None else found.code
+        killed = "the launcher was killed" if code < 0 else ""
+        code = code if code >= 0 else 128 - code  # a signal, as in a shell
         return JobResult(code, (found.reason if found else "") or killed, found)
 
     def snapshot(self) -> LaunchSnapshot:

@@ -368,6 +368,19 @@ def test_a_launcher_that_is_killed(script):
 
 
 @pytest.mark.usefixtures("light_torch")
+def test_a_caller_that_ignores_the_ends_of_its_children(tmp_path, monkeypatch):
+    """The exit code is known all the same, from the report."""
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with hpclaunch.launch(sys.exit, 3, max_restarts=0) as job:
+            assert job.wait(LIMIT).code == 3
+        with hpclaunch.launch(sys.exit, 0) as job:
+            assert job.wait(LIMIT).code == 0
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_within_a_worker(script, tmp_path):
     """A call within a worker does what the command would do there."""
     (tmp_path / "over").touch()
