@@ -48,7 +48,7 @@ def snapshot_of(stage: JobStage, now: float) -> JobSnapshot:
         most=state.job.most or state.job.nodes,
         restarts=state.budget.total,
         max_restarts=state.job.max_restarts,
-        spent=min(state.budget.used, state.job.max_restarts),  # the last failure may be no restart
+        spent=state.budget.used,
         agents=tuple(_agent(state, peer, groups, now) for peer in state.roster),
         pace=None if current is None else current.pace,
         straggler=_straggler(straggler, host),

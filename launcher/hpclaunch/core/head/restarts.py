@@ -126,13 +126,18 @@ class Budget:
 
     @property
     def total(self) -> int:
-        """The restarts of the whole job. While a verdict is pending, the last one has not begun."""
-        return self.tally.restarts - (self.tally.pending_verdict is not None)
+        """The restarts of the whole job."""
+        return self.tally.restarts - self._pending
 
     @property
     def used(self) -> int:
         """The restarts since the last progress."""
-        return self.tally.spent
+        return self.tally.spent - self._pending
+
+    @property
+    def _pending(self) -> int:
+        """1 while a verdict is pending: the last restart may not come."""
+        return int(self.tally.pending_verdict is not None)
 
     def is_last(self, *, saves: bool) -> bool:
         """Return whether the job ends if this round fails; `saves` as in `spend`."""
