@@ -14,8 +14,8 @@ from hpclaunch.core.protocol.model import Job, Place
 pytestmark = pytest.mark.starts
 
 SCONTROL = """#!/bin/sh
-echo begun >> {0}/begun
-while [ ! -e {0}/go ]; do sleep 0.01; done
+echo begun >> '{0}/begun'
+while [ ! -e '{0}/go' ]; do sleep 0.01; done
 case $2 in
 job) echo "JobId=7 UserId=me(1) StartTime=1600000000 EndTime=4000000000" ;;
 node) echo "NodeName=n1 State=IDLE+DRAIN" ;;

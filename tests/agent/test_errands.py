@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -32,13 +33,14 @@ from hpclaunch.system.shared.errands import (
     Stacks,
 )
 from hpclaunch.system.shared.helper import Helper
+from surroundings import SHORT
 
 pytestmark = pytest.mark.starts
 
 LIMIT = 60.0  # seconds; far more than any of this takes
 HERE = "127.0.0.2"  # other nodes cannot use a loopback address
 THERE = "192.0.2.7"  # an address for documentation, to which nothing is sent
-HANGS = "#!/bin/sh\n[ -e {0}/go ] && exec echo stack\ntouch {0}/begun\nexec sleep 600\n"
+HANGS = "#!/bin/sh\n[ -e '{0}/go' ] && exec echo stack\ntouch '{0}/begun'\nexec sleep 600\n"
 
 
 @pytest.fixture
@@ -184,7 +186,7 @@ def test_errands_that_a_killed_process_has_not_answered_begin_again(runner, py_s
     """The user's command is an exception: it must not run twice for an event."""
     runs = tmp_path / "runs"
     runner.run("stacks", hanging(py_spy))
-    runner.run("command", notify(f"echo run >> {runs}; exec sleep 600"))
+    runner.run("command", notify(f"echo run >> '{runs}'; exec sleep 600"))
     while not (tmp_path / "begun").exists() or not runs.exists() or not runs.read_text():
         time.sleep(0.01)
     first = helper()
@@ -214,17 +216,20 @@ def test_a_foreign_mps_daemon_is_asked_by_its_front_end(runner, tmp_path):
     control = tmp_path / "nvidia-cuda-mps-control"
     control.write_text("#!/bin/sh\nread asked && [ $asked = get_server_list ]\n")
     control.chmod(0o755)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
-        daemon.bind(str(tmp_path / "control"))
+    with (
+        tempfile.TemporaryDirectory(dir=SHORT) as pipes,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon,
+    ):
+        daemon.bind(f"{pipes}/control")
         daemon.listen()
-        runner.run("mps", AskMps(str(control), str(tmp_path)))
-        assert runner.wait_for(1) == [("mps", MpsAnswered(1, str(tmp_path), ""))]
+        runner.run("mps", AskMps(str(control), pipes))
+        assert runner.wait_for(1) == [("mps", MpsAnswered(1, pipes, ""))]
 
 
 def test_an_errand_that_fails_does_not_affect_others(runner, py_spy, tmp_path, capfd):
     """The failed errand has no answer, and is not tried again."""
     end = tmp_path / "end"
-    runner.run("other", notify(f"while [ ! -e {end} ]; do sleep 0.01; done"))
+    runner.run("other", notify(f"while [ ! -e '{end}' ]; do sleep 0.01; done"))
     first = helper()
     runner.run("command", notify("a\0b"))
     assert runner.wait_for(1) == [("command", None)]
@@ -262,7 +267,7 @@ def test_a_process_that_cannot_start_leaves_errands_unanswered(runner, errands, 
 
 def test_all_child_processes_end_with_the_process(runner, errands, py_spy, tmp_path):
     pids = tmp_path / "pids"
-    runner.run("command", notify(f"sleep 600 & echo $! > {pids}; wait"))
+    runner.run("command", notify(f"sleep 600 & echo $! > '{pids}'; wait"))
     runner.run("stacks", hanging(py_spy))
     while not pids.exists() or not pids.read_text() or len(helper().children()) < 2:
         time.sleep(0.01)

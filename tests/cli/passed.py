@@ -13,4 +13,4 @@ def modes(path):
     """Write the modes of the directory of the script that runs, and of the files in it."""
     directory = Path(sys.argv[0]).parent
     found = {oct(p.stat().st_mode & 0o777) for p in (directory, *directory.glob("*"))}
-    path.write_text(" ".join([str(directory), *sorted(found)]))
+    path.write_text("\n".join([str(directory), *sorted(found)]))

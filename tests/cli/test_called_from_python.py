@@ -214,7 +214,7 @@ def test_nothing_is_left_of_a_caller_that_ends(script, end):
         text=True,
         env=environment(),
     ) as caller:
-        pid, logs = caller.stdout.readline().split()
+        pid, logs = caller.stdout.readline().rstrip().split(maxsplit=1)
         launcher = psutil.Process(int(pid))
         until(lambda: Path(logs, "round-0", "rank-1.out").exists())
         left = [launcher.pid, *(p.pid for p in launcher.children(recursive=True))]
@@ -412,7 +412,7 @@ def test_a_function_of_a_module(tmp_path, monkeypatch):
 def test_nobody_else_can_read_what_is_passed(tmp_path):
     with hpclaunch.launch(modes, tmp_path / "modes", log_dir=tmp_path / "logs") as job:
         assert job.wait(LIMIT).code == 0
-    directory, *found = (tmp_path / "modes").read_text().split()
+    directory, *found = (tmp_path / "modes").read_text().splitlines()
     assert found == ["0o600", "0o700"]
     assert not Path(directory).exists()
 
@@ -493,13 +493,20 @@ CELLS = (
 )
 
 
-@pytest.mark.usefixtures("light_torch")
-def test_in_a_notebook(tmp_path):
-    """The cells run in a kernel as Jupyter has it; what workers write is in the cell."""
+@pytest.fixture
+def kernels(tmp_path, monkeypatch):
     from jupyter_client.manager import KernelManager
 
-    env = environment(IPYTHONDIR=tmp_path / "ipython", JUPYTER_RUNTIME_DIR=tmp_path / "runtime")
-    kernels = KernelManager(kernel_name="python3", transport="ipc", ip=str(tmp_path / "k"))
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    with tempfile.TemporaryDirectory(dir=SHORT) as sockets:
+        yield KernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/k")
+
+
+@pytest.mark.usefixtures("light_torch")
+def test_in_a_notebook(tmp_path, kernels):
+    """The cells run in a kernel as Jupyter has it; what workers write is in the cell."""
+    env = environment()
     kernels.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     env.pop("PYTEST_CURRENT_TEST")  # at which a kernel shows nothing of what programs write
     kernels.start_kernel(env=env, cwd=str(tmp_path))

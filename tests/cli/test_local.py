@@ -29,7 +29,7 @@ from hpclaunch.core.protocol.model import EXIT_LOST, Origin
 from hpclaunch.core.protocol.node_facts import NodeFact
 from hpclaunch.system.logs import fact_files
 from lines import only
-from surroundings import LIGHT_TORCH, STAND_INS, environment
+from surroundings import LIGHT_TORCH, SHORT, STAND_INS, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -155,7 +155,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 def test_nothing_of_a_failed_round_is_left_in_shared_memory(tmp_path):
     """torch_shm_manager, which outlives its workers for that, takes its time."""
     timing = {"leftovers": 60.0}
-    done = hpclaunch("--nproc", 1, script(tmp_path, SHARES), cwd=tmp_path, timing=timing)
+    env = environment(TMPDIR=SHORT)  # torch_shm_manager has a socket there
+    done = hpclaunch("--nproc", 1, script(tmp_path, SHARES), cwd=tmp_path, timing=timing, env=env)
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
     assert len(names) == 2

@@ -212,7 +212,7 @@ def test_a_directory_that_cannot_be_read(replayed, logs, monkeypatch):
 def test_more_journals_than_files_may_be_open(logs, tmp_path):
     for agent in range(60):
         shutil.copy(logs / "journal.jsonl", tmp_path / f"journal-agent-{agent}.jsonl")
-    limited = ("prlimit", "--nofile=40:400")
+    limited = ("prlimit", "--nofile=40:200")
     done = hpclaunch("replay", tmp_path, cwd=tmp_path, before=limited)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("begins, ") == 60

@@ -26,7 +26,7 @@ def begin(directory, *options):
     return subprocess.Popen(
         command,
         cwd=directory,
-        env=environment(PYTHONPATH=LIGHT_TORCH),
+        env=environment(PYTHONPATH=LIGHT_TORCH, HPCLAUNCH_SECRET_FILE=directory / "secret"),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -424,8 +424,8 @@ def until_shells_wait(client):
 def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
     """The shell may end at once by the signal, or after its program."""
     (client.tmp_path / "saving.py").write_text(SAVING)
-    save = f"{sys.executable} -u {client.tmp_path / 'saving.py'}"
-    client.start(["bash", "-c", WRAPPERS[wrapper]], env={"SAVE": save})
+    env = {"SAVE": f"{sys.executable} -u -m saving", "PYTHONPATH": str(client.tmp_path)}
+    client.start(["bash", "-c", WRAPPERS[wrapper]], env=env)
     wait_for(client.path(0, "out"))
     until_shells_wait(client)
     client.server.send(Stop(signum))
@@ -458,8 +458,9 @@ def test_what_the_workers_leave_behind_is_reported_and_can_be_ended(client):
 
 def test_what_is_left_behind_may_have_any_rank_in_its_environment(client):
     there = client.tmp_path / "there"
-    child = f"RANK={'9' * 5000} setsid sh -c 'echo > {there}; exec sleep 600'"
-    client.start(sh(f"{child} & until [ -e {there} ]; do sleep 0.01; done"))
+    child = f"RANK={'9' * 5000} setsid sh -c 'echo > \"$THERE\"; exec sleep 600'"
+    parent = sh(f'{child} & until [ -e "$THERE" ]; do sleep 0.01; done')
+    client.start(parent, env={"THERE": str(there)})
     (process,) = client.until("left")["processes"]
     assert process["rank"] is None
     client.end_round()

@@ -113,7 +113,7 @@ def test_elements_that_slurm_does_not_cancel(tmp_path, monkeypatch, states, is_r
     (tmp_path / "elements").write_text("".join(map(element.format, states)))
     for name, text in (
         ("scancel", "echo Invalid job id specified >&2; exit 1"),
-        ("scontrol", f"cat {tmp_path}/elements"),
+        ("scontrol", f"cat '{tmp_path}/elements'"),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
