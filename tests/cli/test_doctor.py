@@ -246,7 +246,9 @@ def test_the_tasks_of_a_step_connect_and_one_speaks(tmp_path, env):
 
 def test_the_first_host_may_take_longest(tmp_path, env):
     slow = tmp_path / "python"
-    slow.write_text(f"#!/bin/sh\nuntil [ -e over ]; do sleep 0.1; done; exec {env['PYTHON_EXEC']}")
+    slow.write_text(
+        f"#!/bin/sh\nuntil [ -e over ]; do sleep 0.1; done; exec '{env['PYTHON_EXEC']}'"
+    )
     slow.chmod(0o755)
     first, other = start_step(tmp_path, env, tasks=2, t0={"PYTHON_EXEC": str(slow)})
     said, _ = other.communicate(timeout=2 * LIMIT)
@@ -317,7 +319,7 @@ def test_workers_that_cannot_measure_are_named(tmp_path, env):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_measurements_that_the_user_stops_leave_nothing(tmp_path, env, signum):
-    (tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep {LIMIT}\n")
+    (tmp_path / "python").write_text(f"#!/bin/sh\ntouch '{tmp_path}/started'\nexec sleep {LIMIT}\n")
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "temporary").mkdir()
     more = {"PYTHON_EXEC": str(tmp_path / "python"), "TMPDIR": str(tmp_path / "temporary")}

@@ -64,7 +64,7 @@ dist.barrier()
 """
 # A py-spy that is in time in the first round, and too late in the others.
 PY_SPY = """#!/bin/sh
-[ -d {directory}/hpclaunch-logs/*/round-1 ] && exec sleep 600
+[ -d "{directory}"/hpclaunch-logs/*/round-1 ] && exec sleep 600
 echo stacks of $4
 """
 

@@ -59,8 +59,14 @@ def env(cwd):
     return environment(HOME=cwd, XDG_STATE_HOME=cwd / "state", PYTHONPATH=LIGHT_TORCH)
 
 
+def users_script(cwd, text):
+    path = script(cwd, text)
+    os.chown(path, USER, USER)
+    return path
+
+
 def test_a_failure_and_a_hang_are_seen_and_mended(hidden, cwd, env):
-    args = ("--nproc", 2, script(cwd, TRAINS))
+    args = ("--nproc", 2, users_script(cwd, TRAINS))
     done = hpclaunch(*args, cwd=cwd, env=env, before=hidden, timing={"least_hang": 6.0})
     assert done.returncode == 0, done.stderr
     assert "rank 1 on " in done.stderr
@@ -70,7 +76,7 @@ def test_a_failure_and_a_hang_are_seen_and_mended(hidden, cwd, env):
 
 
 def test_a_job_can_be_looked_at_and_loses_its_fork_server(hidden, cwd, env, request):
-    path = script(cwd, "import pathlib, time; pathlib.Path('up').touch(); time.sleep(1000)")
+    path = users_script(cwd, "import pathlib, time; pathlib.Path('up').touch(); time.sleep(1000)")
     args = ("--nproc", 2, "--log-dir", "logs", path)
     process = start(*args, cwd=cwd, environ=env, before=hidden)
     request.addfinalizer(process.kill)

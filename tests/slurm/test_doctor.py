@@ -86,7 +86,7 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) ->
 FAULTY_PYTHON = """\
 #!/bin/sh
 case $2 in
-*/measurement.py) [ "$(hostname)" = n2 ] && shift && exec {python} -u {faulty} "$@" ;;
+*/measurement.py) [ "$(hostname)" = n2 ] && shift && exec {python} -u '{faulty}' "$@" ;;
 esac
 exec {python} "$@"
 """

@@ -194,7 +194,7 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
         job.says(f"rank 1 step {int(steps[-1]) + 20} ")
         (tmp_path / "enough").touch()
         ended = job.wait()
-        (out,) = cluster.on("n2", ["find", str(logs), "-name", "rank-*.out"]).split()
+        (out,) = cluster.on("n2", ["find", str(logs), "-name", "rank-*.out"]).splitlines()
         written = cluster.on("n2", ["cat", out])
     finally:
         cluster.on("n2", ["umount", "--lazy", str(logs)])

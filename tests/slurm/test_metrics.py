@@ -30,6 +30,7 @@ def test_files_of_all_nodes(cluster: Cluster) -> None:
     os.chown(textfile, directory.stat().st_uid, directory.stat().st_gid)
     script = directory / "waiting.py"
     script.write_text(WAITING)
+    script.chmod(0o644)
     body = f"srun {SCRIPTS}/agent.sh --cold --nproc 1 --metrics {textfile} {script}"
     job = cluster.sbatch(body, directory=directory, nodes=2, user="nobody")
     first, second = (textfile / f"hpclaunch-{job.id}.0-{n}.prom" for n in (0, 1))
@@ -50,7 +51,7 @@ def test_several_agents_on_one_node_have_consecutive_ports(
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)
     options = f"--cold --nproc 1 --metrics 0.0.0.0:{PORT}"
-    body = f"srun --ntasks=2 {SCRIPTS}/agent.sh {options} {script}"
+    body = f"srun --ntasks=2 {SCRIPTS}/agent.sh {options} '{script}'"
     tasks = ("--ntasks-per-node=2",)
     job = cluster.sbatch(body, directory=tmp_path, nodes=1, options=tasks)
     found: list[Metrics] = []

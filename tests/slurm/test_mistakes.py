@@ -99,7 +99,7 @@ def test_a_job_script_that_was_submitted_from_within_a_step(
     """The job script inherits the variables of the step, but is not one of its tasks."""
     inner = tmp_path / "inner.sh"
     inner.write_text(f"#!/bin/bash\n#SBATCH -N1 -n1 -o inner.out\nhpclaunch --nproc 2 {SIMPLE}\n")
-    job = launch(srun=f"srun bash -c 'test $SLURM_PROCID != 1 || sbatch {inner}'", nodes=3)
+    job = launch(srun=f"srun bash -c 'test $SLURM_PROCID != 1 || sbatch {inner.name}'", nodes=3)
     assert job.wait().code == 0
     ended = Job(cluster, job.id + 1, tmp_path, tmp_path / "inner.out").wait()
     assert ended.code == 0, str(ended)

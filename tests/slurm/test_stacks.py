@@ -66,7 +66,7 @@ def test_from_the_login_node_and_within_the_job(
     cluster: Cluster, tmp_path: Path, script: Path
 ) -> None:
     body = f"""
-    srun {SCRIPTS}/agent.sh --nproc 2 {script} &
+    srun {SCRIPTS}/agent.sh --nproc 2 '{script}' &
     until [ -e look ]; do sleep 0.1; done
     hpclaunch stacks $SLURM_JOB_ID
     echo here:
@@ -115,6 +115,7 @@ def test_long_stacks_of_several_nodes_are_not_mixed(cluster: Cluster) -> None:
     directory = cluster.directory_of(USER)
     script = directory / "deep.py"
     script.write_text(DEEP)
+    script.chmod(0o644)
     body = f"srun {SCRIPTS}/agent.sh --nproc 4 {script}"
     job = cluster.sbatch(body, directory=directory, nodes=4, user=USER)
     look = ["sh", "-c", f"hpclaunch stacks {job.id} --full || true"]

@@ -45,7 +45,7 @@ def test_from_the_login_node_and_within_the_job(
     cluster: Cluster, tmp_path: Path, script: Path
 ) -> None:
     body = f"""
-    srun {SCRIPTS}/agent.sh --nproc 2 {script} &
+    srun {SCRIPTS}/agent.sh --nproc 2 '{script}' &
     until [ -e look ]; do sleep 0.1; done
     hpclaunch status
     wait
@@ -80,7 +80,7 @@ def test_from_the_login_node_and_within_the_job(
         "#!/bin/sh\necho 'srun: a warning\nsrun: error: busy\nand so on' >&2; exit 1\n"
     )
     broken.chmod(0o755)
-    asked = ["sh", "-c", f"PATH={broken.parent}:$PATH hpclaunch status"]
+    asked = ["sh", "-c", f"PATH='{broken.parent}':$PATH hpclaunch status"]
     assert re.search(rf"(?m)^{job.id} +running: srun: error: busy$", cluster.on("ctl", asked))
 
     (tmp_path / "look").touch()
@@ -101,7 +101,7 @@ def test_from_the_login_node_and_within_the_job(
 
 
 def test_a_heterogeneous_job(cluster: Cluster, tmp_path: Path, script: Path) -> None:
-    body = f"srun --het-group=0,1 {SCRIPTS}/agent.sh --nproc 2 {script}"
+    body = f"srun --het-group=0,1 {SCRIPTS}/agent.sh --nproc 2 '{script}'"
     components = [":", "--nodes=1", "--ntasks-per-node=1"]
     job = cluster.sbatch(body, directory=tmp_path, nodes=1, options=components)
     launch = wait_until_running(cluster, job.id)
@@ -120,6 +120,7 @@ def test_only_its_user_sees_and_ends_a_job(cluster: Cluster) -> None:
     directory = cluster.directory_of(USER)
     script = directory / "stepping.py"
     script.write_text(STEPPING)
+    script.chmod(0o644)
     body = f"srun {SCRIPTS}/agent.sh --nproc 2 {script}"
     job = cluster.sbatch(body, directory=directory, nodes=2, user=USER)
     launch = wait_until_running(cluster, job.id, user=USER)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from surroundings import SHORT, environment
+
 CHROMIUM = "chromium"
 LIMIT = 120.0  # seconds; far more than any command takes
 OPTIONS = (
@@ -129,6 +131,7 @@ def tab(profile: Path) -> Iterator[Tab]:
     process = subprocess.Popen(
         ["bash", "-c", f'exec "$@" 3<&{from_us} 4>&{from_it}', "bash", *words],
         pass_fds=(from_us, from_it),
+        env=environment(HOME=profile, TMPDIR=SHORT),  # it writes into both, and has a socket in one
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
