@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch, only_logs, script
 
-from surroundings import LIGHT_TORCH, environment
+from surroundings import LIGHT_TORCH, SHORT, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -22,7 +22,8 @@ SOON = {"least_hang": 6.0}  # a busy machine may stop one of them for some secon
 def test_each_hang_is_found_and_its_culprit_named(tmp_path):
     hangs = [f"{kind}:{number % 2}:8" for number, kind in enumerate(KINDS)]
     args = ["--nproc", 2, "--max-restarts", 9, HANGING]
-    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS=" ".join(hangs)), timing=SOON)
+    env = environment(HANGS=" ".join(hangs), TMPDIR=SHORT)  # a DataLoader has sockets there
+    done = hpclaunch(*args, cwd=tmp_path, env=env, timing=SOON)
     assert done.returncode == 0, done.stderr
     said = re.sub(r"(?m)^\[rank\d\]:.*\n", "", done.stderr)  # one of them dies before the other
     accounts = re.findall(

@@ -193,6 +193,7 @@ def test_odd_names(tmp_path):
     rename = 'open("/proc/self/comm", "wb").write(b"\\x1b[31mred\\x07\\r\\n")\n'
     train = script(tmp_path, rename + WAITING, name=odd)
     with waiting(tmp_path, 1, train) as launch:
+        launch.until_shown("(?[31mred", "--full")  # launches of others may be shown before it
         said = launch.until_shown("resting; S", "--full")
         assert "\x1b" not in said
         assert "(?[31mred" in said
