@@ -15,6 +15,7 @@ import pytest
 
 import timed
 from hpclaunch.core.protocol.facts import (
+    CheckpointSaved,
     HeadChanged,
     JobEnded,
     NodesAllocated,
@@ -33,7 +34,7 @@ from .conftest import LIGHT_TORCH, SCRIPTS, own_jobs
 # Seconds; a busy machine delays no answer for so long.
 N2_LEADS_NEXT = {"loss": 30.0, "election": 60.0}
 COSTLY = SCRIPTS / "costly.py"
-OFTEN = (NodesSilent, SeatUse, NodesAllocated)  # facts that may be recorded at any time
+OFTEN = (CheckpointSaved, NodesAllocated, NodesSilent, SeatUse)  # may be recorded at any time
 
 
 @dataclass
