@@ -23,11 +23,7 @@ _OF_JOBS = (
     EndCause.DONE,
 )
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
-BY_SLURM = {
-    EndReason.TIME: EndCause.TIME_LIMIT,
-    EndReason.PREEMPTION: EndCause.PREEMPTED,
-    EndReason.REQUEUE: EndCause.REQUEUED,
-}
+BY_SLURM = {row.reason: row.cause for row in ENDS.values() if row.reason is not None}
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 

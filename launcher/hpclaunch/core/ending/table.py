@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from enum import Enum
 
+from ..protocol.facts import EndReason
 from ..protocol.job_state import JobState
 from ..protocol.model import (
     EXIT_LOST,
@@ -59,6 +60,7 @@ class Row:
     cause: EndCause = EndCause.OTHER  # as reports name it, if no worker has failed
     state: JobState | None = None  # the job's state in Slurm that announces this end
     moment: str = ""  # when Slurm ends the job, in messages
+    reason: EndReason | None = None  # why a round ends for it; None: only because the job does
 
 
 ENDS = {
@@ -75,6 +77,7 @@ ENDS = {
         cause=EndCause.TIME_LIMIT,
         state=JobState.RUNNING,
         moment="the time limit",
+        reason=EndReason.TIME,
     ),
     Origin.PREEMPTION: Row(
         code=Code.LAST_SAVE,
@@ -84,6 +87,7 @@ ENDS = {
         cause=EndCause.PREEMPTED,
         state=JobState.PREEMPTED,
         moment="its preemption",
+        reason=EndReason.PREEMPTION,
     ),
     Origin.REQUEUE: Row(
         code=Code.LAST_SAVE,
@@ -93,6 +97,7 @@ ENDS = {
         cause=EndCause.REQUEUED,
         state=JobState.REQUEUED,
         moment="Slurm requeues it",
+        reason=EndReason.REQUEUE,
     ),
     Origin.NOTICE: Row(
         code=EXIT_SAVED,  # workers that have saved nothing count as done

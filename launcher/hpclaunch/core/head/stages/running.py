@@ -16,7 +16,7 @@ from ...protocol.events import (
 )
 from ...protocol.facts import CordonKind, EndReason, RequestGranted, RestartDecided
 from ...protocol.messages import Report
-from ...protocol.model import Failure, Origin, Phase, Request
+from ...protocol.model import Failure, Phase, Request
 from ...protocol.stages import Stage
 from ..growth import Growth
 from ..hang_watch import HangWatch
@@ -26,12 +26,6 @@ from ..roster import Awaited, Peer
 from ..round import Round
 from ..straggler_watch import Straggler, StragglerWatch
 from .stage import JobStage, Step
-
-BY_SLURM = {  # a round ends before Slurm ends the job
-    Origin.TIME_LIMIT: EndReason.TIME,
-    Origin.PREEMPTION: EndReason.PREEMPTION,
-    Origin.REQUEUE: EndReason.REQUEUE,
-}
 
 
 class Running(JobStage):
@@ -103,8 +97,8 @@ class Running(JobStage):
             end.check(now)
         if end.verdict is not None:
             current.ends.add(EndReason.VERDICT)
-            if (by_slurm := BY_SLURM.get(end.verdict.origin)) is not None:
-                current.ends.add(by_slurm)
+            if (reason := ENDS[end.verdict.origin].reason) is not None:
+                current.ends.add(reason)
         if ticked and now >= state.lease.renewable_until:
             current.ends.add(EndReason.QUORUM)
         # Once all the work is done, a loss changes nothing, and no larger round is needed.
