@@ -16,7 +16,7 @@ from hpclaunch.cli import COMMANDS, main, options, run
 from hpclaunch.cli.parser import Parser
 from hpclaunch.core.ending.table import ENDS, Code, NextRun
 from hpclaunch.core.protocol.facts import CordonKind, EndReason, LeftoverStep
-from hpclaunch.core.protocol.model import Origin
+from hpclaunch.core.protocol.model import EXIT_SAVED, Origin
 from hpclaunch.core.protocol.node_facts import (
     ColdCause,
     LaunchNoteKind,
@@ -261,7 +261,9 @@ def test_the_table_of_what_ends_a_job() -> None:
     assert described.keys() == {origin.value for origin in Origin} - {Origin.SIGTERM.value}
     for name, (notice, code, next_run) in described.items():
         row = ENDS[Origin(name)]
-        assert notice == row.notice.value, name
+        at_once = row.code == EXIT_SAVED or row.code is None
+        in_time = "in time" if row.code is Code.LAST_SAVE else "never"
+        assert notice == ("at once" if at_once else in_time), name
         match row.code:
             case None:
                 assert code.startswith("none"), name

@@ -6,7 +6,7 @@ import pytest
 from crew import Crew
 from endings import SETTINGS, TERM, leave, preempt, take, training
 
-from hpclaunch.core.ending.table import ENDS, REQUEUEABLE, Code, NextRun, Notice, verdict
+from hpclaunch.core.ending.table import ENDS, REQUEUEABLE, Code, NextRun, verdict
 from hpclaunch.core.protocol.events import (
     HealthFound,
     Requested,
@@ -214,7 +214,7 @@ def ended(crew):
 def test_the_whole_way_of_an_end(origin):
     row, way = ENDS[origin], WAYS[origin]
     crew = STORIES[origin](Requeueing())
-    assert bool(crew.notices) == way.has_notice == (row.notice is not Notice.NEVER)
+    assert bool(crew.notices) == way.has_notice
     assert way.seeks_save == (row.code in (Code.LAST_SAVE, EXIT_SAVED, None))
     if way.code is None:
         crew.until(200.0)
@@ -233,13 +233,13 @@ def test_the_whole_way_of_an_end(origin):
     assert (chained.code == EXIT_SAVED) == (way.wanted is REQUEUE)
 
 
-@pytest.mark.parametrize("origin", [o for o, row in ENDS.items() if row.notice is Notice.IN_TIME])
+@pytest.mark.parametrize("origin", [o for o, row in ENDS.items() if row.code is Code.LAST_SAVE])
 def test_without_a_save_an_end_that_workers_have_notice_of_has_another_code(origin):
     assert verdict(origin, "", saved=True).code == EXIT_SAVED
     assert verdict(origin, "", saved=False).code == 128 + TERM
 
 
-@pytest.mark.parametrize("origin", [o for o, row in ENDS.items() if row.notice is Notice.IN_TIME])
+@pytest.mark.parametrize("origin", [o for o, row in ENDS.items() if row.code is Code.LAST_SAVE])
 def test_the_round_has_the_cause_of_the_job_if_its_workers_stay_until_the_end(origin):
     crew = STORIES[origin](Requeueing())
     ended(crew)

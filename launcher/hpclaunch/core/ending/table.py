@@ -1,8 +1,8 @@
 """The ways in which a job may end, and their consequences: one row for each origin of an end.
 
-Whatever depends on the origin is looked up here: whether the workers have notice, whether their
-last save counts, the exit code, the names that users know the end by, and whether another run may
-follow. `job_end.py` applies the rows. docs/ending.md shows them to users.
+Whatever depends on the origin is looked up here: whether the workers' last save counts, the exit
+code, the names that users know the end by, and whether another run may follow. `job_end.py` applies
+the rows. docs/ending.md shows them to users.
 """
 
 from __future__ import annotations
@@ -23,14 +23,6 @@ from ..protocol.model import (
     Verdict,
 )
 from ..protocol.values import value
-
-
-class Notice(Enum):
-    """The time at which the workers get notice."""
-
-    NEVER = "never"
-    IN_TIME = "in time"  # they can save before the end
-    AT_ONCE = "at once"
 
 
 class Code(Enum):
@@ -54,7 +46,6 @@ class Row:
     """The consequences of an origin."""
 
     code: int | Code | None  # None: the job continues in another round, and there is no verdict
-    notice: Notice = Notice.NEVER
     next_run: NextRun = NextRun.NEVER
     kind: EndKind = EndKind.STOPPED  # as options and notifications name it
     cause: EndCause = EndCause.OTHER  # as reports name it, if no worker has failed
@@ -71,7 +62,6 @@ ENDS = {
     ),
     Origin.TIME_LIMIT: Row(
         code=Code.LAST_SAVE,
-        notice=Notice.IN_TIME,
         next_run=NextRun.WANTED,
         kind=EndKind.TIME_LIMIT,
         cause=EndCause.TIME_LIMIT,
@@ -81,7 +71,6 @@ ENDS = {
     ),
     Origin.PREEMPTION: Row(
         code=Code.LAST_SAVE,
-        notice=Notice.IN_TIME,
         next_run=NextRun.WANTED_OR_KILLED,
         kind=EndKind.PREEMPTION,
         cause=EndCause.PREEMPTED,
@@ -91,7 +80,6 @@ ENDS = {
     ),
     Origin.REQUEUE: Row(
         code=Code.LAST_SAVE,
-        notice=Notice.IN_TIME,
         next_run=NextRun.WANTED_OR_KILLED,
         kind=EndKind.PREEMPTION,
         cause=EndCause.REQUEUED,
@@ -101,15 +89,11 @@ ENDS = {
     ),
     Origin.NOTICE: Row(
         code=EXIT_SAVED,  # workers that have saved nothing count as done
-        notice=Notice.AT_ONCE,
         next_run=NextRun.WANTED,
         kind=EndKind.TIME_LIMIT,
         cause=EndCause.NOTICE,
     ),
-    Origin.DRAIN: Row(
-        code=None,
-        notice=Notice.AT_ONCE,
-    ),
+    Origin.DRAIN: Row(code=None),
     Origin.NODE_LOST: Row(
         code=EXIT_LOST,
         next_run=NextRun.WANTED,
