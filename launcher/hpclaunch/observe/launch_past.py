@@ -7,7 +7,7 @@ from enum import Enum
 
 from ..core.protocol import facts, host_lists
 from ..core.protocol.facts import Category
-from ..core.protocol.values import value
+from ..core.protocol.values import field, value
 from ..core.protocol.wording import plain
 from .head_facts import DatedFact
 from .node_console import who
@@ -39,23 +39,15 @@ class Save:
     step: int | None
 
 
-@value(frozen=True)
+@value()
 class LaunchPast:
-    """The past of a launch, in the order of time."""
-
-    nodes: dict[str, tuple[tuple[float, Category], ...]]  # by host: (since when, what it did)
-    saves: tuple[Save, ...] = ()
-    happenings: tuple[Happening, ...] = ()
-
-
-class Past:
     """A fold over the facts of the heads of a launch, in the order of time."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[str, list[tuple[float, Category]]] = {}
-        self._out: set[str] = set()  # hosts that are lost or cordoned
-        self._saves: list[Save] = []
-        self._happenings: list[Happening] = []
+    # By host: (since when, what it did)
+    nodes: dict[str, list[tuple[float, Category]]] = field(default_factory=dict)
+    saves: list[Save] = field(default_factory=list)
+    happenings: list[Happening] = field(default_factory=list)
+    out: set[str] = field(default_factory=set)  # hosts that are lost or cordoned
 
     def note(self, fact: facts.Fact, at: float) -> None:
         """Note a fact that was recorded at this time, in seconds since the epoch."""
@@ -79,37 +71,32 @@ class Past:
                 self._add(at, HappeningKind.STRAGGLER, text, host)
             case facts.CheckpointSaved(step=step, age=age):
                 save = Save(at - (age or 0.0), step)
-                self._saves.append(save)
+                self.saves.append(save)
                 of = "" if step is None else f" of step {step:,}"
                 self._add(save.at, HappeningKind.SAVE, f"a checkpoint{of} is complete")
 
-    def past(self) -> LaunchPast:
-        """Return the past until the last fact."""
-        nodes = {host: tuple(uses) for host, uses in self._nodes.items()}
-        return LaunchPast(nodes, tuple(self._saves), tuple(self._happenings))
-
     def _note_use(self, host: str, category: Category, at: float) -> None:
-        uses = self._nodes.setdefault(host, [])
+        uses = self.nodes.setdefault(host, [])
         if not uses or uses[-1][1] is not category:
             uses.append((at, category))
 
     def _leave(self, host: str, how: str, at: float) -> None:
-        if host not in self._out:
-            self._out.add(host)
+        if host not in self.out:
+            self.out.add(host)
             self._add(at, HappeningKind.NODE, f"{host} is {how}", host)
 
     def _come_back(self, host: str, at: float) -> None:
-        if host in self._out:
-            self._out.discard(host)
+        if host in self.out:
+            self.out.discard(host)
             self._add(at, HappeningKind.NODE, f"{host} is back", host)
 
     def _add(self, at: float, kind: HappeningKind, text: str, host: str = "") -> None:
-        self._happenings.append(Happening(at, kind, plain(text), host))
+        self.happenings.append(Happening(at, kind, plain(text), host))
 
 
 def past_of(dated: Iterable[DatedFact]) -> LaunchPast:
     """Return the past of a launch by the facts of its heads, in the order of time."""
-    past = Past()
+    past = LaunchPast()
     for at, fact in dated:
         past.note(fact, at)
-    return past.past()
+    return past
