@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..core.head.round_shares import sums
+from ..core.head.round_shares import scaled, sums
 from ..core.protocol import host_lists
 from ..core.protocol.facts import (
     Category,
@@ -25,14 +25,7 @@ from ..core.protocol.model import Verdict
 from ..core.protocol.values import field, replace, value
 from .head_facts import DatedFact, facts_of_heads
 from .launches import Launch
-from .ledger_entries import (
-    NEVER_SAVED,
-    LedgerEntry,
-    cut_off,
-    joined,
-    rewind,
-    scaled,
-)
+from .ledger_entries import NEVER_SAVED, LedgerEntry, cut_off, joined, rewind
 
 MOST_ENTRIES = 400  # of a ledger; if there are more, the oldest are joined
 MOST_ENDS = 50

@@ -5,9 +5,9 @@ A seat is a GPU, or a worker's place without GPUs. Seat seconds are seconds time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ..core.head.round_shares import sums
+from ..core.head.round_shares import scaled, sums
 from ..core.protocol.facts import Category, SeatSeconds
 from ..core.protocol.values import replace, value
 
@@ -27,10 +27,6 @@ class LedgerEntry:
     trained: tuple[float, float] | None = None
     # When the checkpoint that the round resumed from was saved; None if that is not known.
     resumed: float | None = None
-
-
-def scaled(spent: Mapping[Category, float], share: float) -> SeatSeconds:
-    return {category: seconds * share for category, seconds in spent.items()}
 
 
 def joined(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
-from ..core.head.round_shares import BEFORE_STEPS, sums
+from ..core.head.round_shares import BEFORE_STEPS, scaled, sums
 from ..core.member.moments import AgentHistory, GpusMoment, WorkersMoment
 from ..core.protocol.facts import Category, SeatSeconds
 from ..core.protocol.model import Doing
 from ..core.protocol.values import value
-from .ledger_entries import LedgerEntry, scaled
+from .ledger_entries import LedgerEntry
 from .page_lanes import TimeAxis, job_bars
 
 MOST_POINTS = 400  # of a curve

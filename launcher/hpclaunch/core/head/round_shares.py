@@ -50,6 +50,10 @@ def sums(spent: Iterable[Mapping[Category, float]]) -> SeatSeconds:
     return found
 
 
+def scaled(spent: Mapping[Category, float], by: float) -> SeatSeconds:
+    return {category: seconds * by for category, seconds in spent.items() if seconds * by}
+
+
 def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
     """Return how one seat spent a round, in seconds whose sum is `elapsed`. The cause of its end
     occurred `cut` seconds after it began, and was detected later.
@@ -90,7 +94,7 @@ def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundSha
     known = [part for part in parts if part.spent.times]
     if not known:
         spent = split(RoundPart(Spent(), 1.0), elapsed, cut)
-        return RoundShares(elapsed, _times(spent, sum(part.seats for part in parts)))
+        return RoundShares(elapsed, scaled(spent, sum(part.seats for part in parts)))
     splits = [(part, split(part, elapsed, cut)) for part in known]
     saving = max(spent.get(Category.SAVING, 0.0) for _, spent in splits)
     begins = []
@@ -101,14 +105,10 @@ def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundSha
             spent[Category.SAVING] = spent.get(Category.SAVING, 0.0) + waits
         if spent.get(Category.TRAINING, 0.0) > 0:
             begins.append(sum(spent.get(category, 0.0) for category in BEFORE_STEPS))
-    found = sums(_times(spent, part.seats) for part, spent in splits)
+    found = sums(scaled(spent, part.seats) for part, spent in splits)
     total, there = sum(part.seats for part in parts), sum(part.seats for part in known)
-    found = _times(found, total / there)
+    found = scaled(found, total / there)
     return RoundShares(elapsed, found, (min(begins), cut) if begins else None)
-
-
-def _times(spent: Mapping[Category, float], seats: float) -> SeatSeconds:
-    return {category: seconds * seats for category, seconds in spent.items() if seconds * seats}
 
 
 @value(frozen=True)
