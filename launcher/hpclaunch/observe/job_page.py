@@ -401,7 +401,7 @@ def _charts(
             axis,
             [
                 ("mean", "one", curves.curve(points, _mean_memory, curves.mean)),
-                ("largest", "two", curves.curve(points, _largest, max)),
+                ("largest", "two", curves.curve(points, lambda w: w.largest or None, max)),
             ],
             _gib,
             "it was not noted",
@@ -411,10 +411,6 @@ def _charts(
 
 def _mean_memory(workers: WorkersMoment) -> float | None:
     return workers.memory / workers.count if workers.memory else None
-
-
-def _largest(workers: WorkersMoment) -> float | None:
-    return workers.largest or None
 
 
 def _gpu_charts(points: Sequence[curves.Gathered], axis: TimeAxis) -> tuple[Chart, ...]:

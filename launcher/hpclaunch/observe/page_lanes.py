@@ -21,13 +21,7 @@ FEW_RANKS = 16  # with a lane each; with more ranks, each node has one
 MOST_LANES = 96  # of more nodes, several consecutive ones share a lane
 MOST_BARS = 5_000  # on a page: of more, the shortest are merged
 
-# The order in which a job goes through its categories. SPARE and LOST have no place in it.
-IN_ORDER = (
-    *(Category.SCRIPT, Category.WAITING, Category.START, Category.IMPORTS, Category.RENDEZVOUS),
-    *(Category.LOADING, Category.TRAINING, Category.SAVING, Category.REDONE, Category.DETECTION),
-    *(Category.RESTART, Category.END, Category.UNKNOWN),
-)
-BESIDE = (Category.WAITING, Category.SPARE, Category.LOST)
+BESIDE = (Category.WAITING, Category.SPARE, Category.LOST)  # shown if the job did nothing else
 UNITS = 20_000  # of a drawing, from its left to its right
 BEFORE_STEPS = (Doing.START, Doing.IMPORTS, Doing.RENDEZVOUS, Doing.LOADING)
 
@@ -75,18 +69,19 @@ class Lane:
 
 
 def job_bars(entries: Iterable[LedgerEntry]) -> list[Bar]:
-    """Return the bars of the whole job. A round goes through its categories one after the other.
-    The times of its saves are not known here, so they count as training.
+    """Return the bars of the whole job. A round goes through its categories one after the other, in
+    the order in which `Category` has them. The times of its saves are not known here, so they count
+    as training.
     """
     found: list[Bar] = []
     for entry in entries:
         spent = dict(entry.spent)
         if Category.SAVING in spent and spent.get(Category.TRAINING, 0.0) > 0:
             spent[Category.TRAINING] += spent.pop(Category.SAVING)
-        parts = {c: spent[c] for c in IN_ORDER if spent.get(c, 0.0) > 0}
-        if set(parts) - set(BESIDE):
-            parts = {c: seconds for c, seconds in parts.items() if c not in BESIDE}
-        parts = parts or {c: seconds for c, seconds in spent.items() if seconds > 0}
+        had = {c: spent[c] for c in Category if spent.get(c, 0.0) > 0}
+        of_job = {c: seconds for c, seconds in had.items() if c not in BESIDE}
+        waiting = {c: seconds for c, seconds in had.items() if c is Category.WAITING}
+        parts = of_job or waiting or had
         total, at = sum(parts.values()), entry.begin
         for category, seconds in parts.items():
             until = at + (entry.end - entry.begin) * seconds / total
