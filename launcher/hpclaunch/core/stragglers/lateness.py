@@ -86,9 +86,8 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     enough = cost >= LEAST * pace * steps and cost >= MOSTLY * sum(costs.values())
     own = [step for step in worst.values() if step.agent == agent]
     rank = _mostly(own)
-    is_all = rank == NO_RANK and len(samples) == 1
     late = [step.late if step.agent == agent else 0.0 for _, step in sorted(worst.items())]
-    if rank is None or is_all or not enough or not _is_spread(late, steps, pace):
+    if rank is None or not enough or not _is_spread(late, steps, pace):
         return Lateness(steps, None)
     on_gpus = any(step.on_gpus for step in own if step.late)
     return Lateness(steps, Late(agent, rank, cost / steps, pace, on_gpus=on_gpus))
