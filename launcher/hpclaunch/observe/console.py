@@ -9,8 +9,8 @@ from ..core.head.restarts import how
 from ..core.protocol import facts
 from ..core.protocol.job_state import JobState
 from ..core.protocol.model import Failure, Leftover, Request
-from ..core.protocol.wording import NAMES, count, plain, some
-from .node_console import who, words_of_node
+from ..core.protocol.wording import NAMES, count, plain, some, who
+from .node_console import words_of_node
 
 OWN_GPUS_ONLY = (
     "each worker sees only its own, as device 0: LOCAL_RANK is 0, and HPCLAUNCH_LOCAL_RANK is its "

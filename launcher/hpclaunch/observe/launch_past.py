@@ -8,9 +8,8 @@ from enum import Enum
 from ..core.protocol import facts, host_lists
 from ..core.protocol.facts import Category
 from ..core.protocol.values import field, value
-from ..core.protocol.wording import plain
+from ..core.protocol.wording import plain, who
 from .head_facts import DatedFact
-from .node_console import who
 
 
 class HappeningKind(str, Enum):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from ..core.protocol import node_facts as facts
-from ..core.protocol.model import NO_RANK
 from ..core.protocol.node_facts import LaunchNoteKind
 from ..core.protocol.process_kinds import NAMES, ProcessKind
 from ..core.protocol.wording import (
@@ -15,6 +14,7 @@ from ..core.protocol.wording import (
     signal_name,
     size,
     some,
+    who,
 )
 
 NAMED = 3  # GPUs named in one message
@@ -61,11 +61,6 @@ LAUNCH_NOTES = {
     "{directory}",
     LaunchNoteKind.LOGS_TEMPORARY: "{why}: the logs of {host} are in {directory}",
 }
-
-
-def who(host: str, rank: int) -> str:
-    """Return the name of a rank, or of a node as a whole (NO_RANK)."""
-    return host if rank == NO_RANK else f"rank {rank} on {host}"
 
 
 def words_of_node(fact: facts.NodeFact) -> str:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from ..protocol.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from ..protocol.losses import Loss
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Assignment, Origin, Phase, Query, Vitals
+from ..protocol.model import Assignment, Origin, Phase, Query, Vitals
 from ..protocol.values import replace
+from ..protocol.wording import who
 from .roster import Peer
 from .round import IN_ROUND
-from .straggler_watch import Straggler
 
 if TYPE_CHECKING:
     from .head_state import HeadState
@@ -51,7 +51,7 @@ def snapshot_of(stage: JobStage, now: float) -> JobSnapshot:
         spent=state.budget.used,
         agents=tuple(_agent(state, peer, groups, now) for peer in state.roster),
         pace=None if current is None else current.pace,
-        straggler=_straggler(straggler, host),
+        straggler="" if straggler is None else who(host, straggler.rank),
         straggler_host=host,
         end=allocation.left(now),
         is_preempted=allocation.announced is Origin.PREEMPTION,
@@ -119,9 +119,3 @@ def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
     if groups and peer.place.node not in groups:
         return AgentState.SPARE, ""
     return OF_PHASE[peer.report.phase], ""
-
-
-def _straggler(named: Straggler | None, host: str) -> str:
-    if named is None or named.rank == NO_RANK:
-        return host
-    return f"rank {named.rank} on {host}"

@@ -65,6 +65,11 @@ def plain(name: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
+def who(host: str, rank: int) -> str:
+    """Return the name of a rank, or of a node as a whole (NO_RANK)."""
+    return host if rank < 0 else f"rank {rank} on {host}"
+
+
 def count(n: int, noun: str) -> str:
     """Write a number with its noun: "1 node", "2 nodes"."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
