@@ -262,7 +262,7 @@ def test_restarts_are_counted_on():
     assert {part.restarts for part in crew.parts[3].values()} == {1}
     crew.feed(1, WorkerExited(2, 1, 0, "boom again"))
     crew.until(20.0)
-    assert {verdict.code for verdict in crew.verdicts.values()} == {1}
+    assert {(verdict.code, verdict.restarts) for verdict in crew.verdicts.values()} == {(1, 1)}
     assert "and the only restart is used up" in crew.verdicts[1].reason
 
 
@@ -315,7 +315,7 @@ def test_a_job_that_is_about_to_end_ends_under_a_new_head():
     assert verdict.reason == (
         "rank 4 on n2 exited with code 1 in round 1, and the only restart is used up"
     )
-    assert verdict.cause.tail == "another boom"
+    assert (verdict.cause.tail, verdict.restarts) == ("another boom", 1)
 
 
 def test_a_new_head_knows_how_the_round_before_failed():

@@ -32,18 +32,15 @@ STOPPED_BY = "hpclaunch stop"
 
 
 class Training(Protocol):
-    """The training so far, as far as the end of the job depends on it."""
+    """The training so far, as far as the end of the job depends on it (`Budget` in core/head)."""
 
     @property
-    def total(self) -> int:
-        """The number of restarts."""
+    def total(self) -> int: ...
 
     @property
-    def search(self) -> ChooseCheckpoint:
-        """A search for the newest checkpoint."""
+    def search(self) -> ChooseCheckpoint: ...
 
-    def is_beyond_first(self, found: CheckpointChosen) -> bool:
-        """Return whether a checkpoint is further than the one that the first round began with."""
+    def is_beyond_first(self, found: CheckpointChosen) -> bool: ...
 
 
 class JobEnd:
@@ -246,8 +243,7 @@ class JobEnd:
             ended = _after_flush(ended, self._flushed)
         elif self._flush:
             return []
-        if ended.cause is None:  # else the verdict was made with its number of restarts
-            ended = replace(ended, restarts=self._training.total)
+        ended = replace(ended, restarts=self._training.total)
         saved = self._saved
         is_lost = self._flushed is not None and self._flushed.loses_checkpoint
         progress = None if saved is None else not is_lost and self._training.is_beyond_first(saved)

@@ -133,11 +133,9 @@ def verdict(
     signum: int = signal.SIGTERM,
     failure: Failure | None = None,
     consequences: tuple[Failure, ...] = (),
-    restarts: int = 0,
 ) -> Verdict:
     """Return the verdict on a job with the exit code of its row. `saved`: a checkpoint was saved
-    since the workers were asked to leave. `restarts` is for failures; for all other origins the
-    head fills it in when the job ends.
+    since the workers were asked to leave.
     """
     row = ENDS[origin]
     match row.code:
@@ -158,6 +156,5 @@ def verdict(
         origin,
         cause=failure,
         consequences=consequences,
-        restarts=restarts,
         signum=signum,
     )

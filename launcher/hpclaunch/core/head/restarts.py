@@ -162,13 +162,13 @@ class Budget:
         self.suspect = cause.host if spares and in_a_row >= SUSPECT_AFTER else ""
         passes = may_pass(last_line, cause.code)  # None: that is not known
         if self.most and not self.total and passes is False:
-            return _verdict(failures, f"it would fail again: {last_line}", self.total)
+            return _verdict(failures, f"it would fail again: {last_line}")
         reason = self._exhausted()
         same = last_line and checksum(last_line) == before.last_line
         if self.most and same and not (self.suspect or passes or reason):
             reason = "the round before failed in the same way, with no checkpoint in between"
             reason += f": {last_line}"
-        pending = _verdict(failures, reason, self.total) if reason else None
+        pending = _verdict(failures, reason) if reason else None
         if pending is not None:
             self.suspect = ""
             if not (saves and self.most):
@@ -316,12 +316,11 @@ def _last_line(cause: Failure) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:
+def _verdict(failures: Collection[Failure], reason: str) -> Verdict:
     cause, *later = in_order(failures)
     return verdict(
         Origin.FAILURE,
         f"{how(cause)} in round {cause.round}, and {reason}",
-        restarts=used,
         failure=cause,
         consequences=tuple(replace(f, tail="") for f in later[:MAX_CONSEQUENCES]),
     )
