@@ -16,24 +16,8 @@ from .ending.table import verdict
 from .head.head import Head
 from .head.seat_use import seat_use
 from .member.member import AgentStart, Member
+from .protocol import events
 from .protocol.effects import Effect, Exit, KeepWorkers, Probe, Record, Send
-from .protocol.events import (
-    AgentGone,
-    CheckpointChosen,
-    CheckpointDrained,
-    Diagnosed,
-    EndFound,
-    Event,
-    LookedAt,
-    PeerClosed,
-    Received,
-    Requested,
-    SearchFailed,
-    StageFlushed,
-    Started,
-    Tick,
-    TroubleFound,
-)
 from .protocol.facts import HeadDeposed, HeadLeaves, SeatUse
 from .protocol.gpu_use import GpuUse
 from .protocol.messages import Hint, Order, Report
@@ -125,13 +109,13 @@ class Control:
             deadlines.append(self.head.deposed_at)
         return min(deadlines)
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: events.Event, now: float) -> list[Effect]:
         if self.exited:
             return []
         self._wake(now)
         real, now = now, self._clock.awake(now)
         self._handled_at = now
-        if isinstance(event, Received) and isinstance(event.message, Order):
+        if isinstance(event, events.Received) and isinstance(event.message, Order):
             order = event.message
             self._ahead.hear(event.sender, order.heard, order.clock, real)
         outside: list[Effect] = []
@@ -197,7 +181,7 @@ class Control:
         while todo:
             effect = todo.popleft()
             if isinstance(effect, Send) and effect.to == self.index:
-                todo += self._route(Received(self.index, effect.message), now)
+                todo += self._route(events.Received(self.index, effect.message), now)
             elif isinstance(effect, Probe):
                 self._last_probe += 1
                 self._probes[effect.agent] = self._last_probe
@@ -209,23 +193,33 @@ class Control:
         member_ended = self.member.phase is Phase.ENDED
         return member_ended and (self.head is None or self.head.stage is Stage.ENDED)
 
-    def _route(self, event: Event, now: float) -> list[Effect]:
-        if isinstance(event, AgentGone) and event.number != self._probes.get(event.index):
+    def _route(self, event: events.Event, now: float) -> list[Effect]:
+        if isinstance(event, events.AgentGone) and event.number != self._probes.get(event.index):
             return []  # the agent was probed again since: another may have been started there
         if self.head is None:
-            if isinstance(event, Received) and isinstance(event.message, Report):
+            if isinstance(event, events.Received) and isinstance(event.message, Report):
                 return self._hear_report(event.sender, event.message, now)
             return self.member.handle(event, now)
         match event:
-            case CheckpointChosen() | Diagnosed() | EndFound() | Received(message=Report()):
+            case (
+                events.CheckpointChosen()
+                | events.Diagnosed()
+                | events.EndFound()
+                | events.Received(message=Report())
+            ):
                 return self.head.handle(event, now)
-            case LookedAt() | Requested() | CheckpointDrained() | StageFlushed():
+            case (
+                events.LookedAt()
+                | events.Requested()
+                | events.CheckpointDrained()
+                | events.StageFlushed()
+            ):
                 return self.head.handle(event, now)
-            case SearchFailed(number=number) if not self.head.needs_search(number):
+            case events.SearchFailed(number=number) if not self.head.needs_search(number):
                 return self.head.handle(event, now)
-            case SearchFailed(trouble=trouble):
+            case events.SearchFailed(trouble=trouble):
                 return self._search_failed(trouble, now)
-            case Started() | Tick() | PeerClosed() | AgentGone():
+            case events.Started() | events.Tick() | events.PeerClosed() | events.AgentGone():
                 return self.head.handle(event, now) + self.member.handle(event, now)
         effects = self.member.handle(event, now)
         follower = self.member.follower
@@ -248,7 +242,7 @@ class Control:
         """End the job, or leave it to another head: without a search, no round can begin."""
         assert self.head is not None, "only a head searches"
         if not self.head.state.can_be_replaced:
-            return self._route(TroubleFound(trouble), now)
+            return self._route(events.TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.
         here = self.job.places[self.index].host
         self._left = verdict(trouble.origin, trouble.reason)

@@ -11,23 +11,9 @@ import math
 from typing import TYPE_CHECKING
 
 from ..consensus.election import Election
+from ..protocol import events
 from ..protocol.configuration import Configuration
 from ..protocol.effects import Effect, Send
-from ..protocol.events import (
-    AgentGone,
-    CheckpointChosen,
-    CheckpointDrained,
-    EndFound,
-    Event,
-    LookedAt,
-    PeerClosed,
-    Received,
-    Requested,
-    SearchFailed,
-    StageFlushed,
-    Started,
-    Tick,
-)
 from ..protocol.messages import Report
 from ..protocol.model import Job, Request
 from ..protocol.stages import NEXT, Stage
@@ -122,19 +108,19 @@ class Head:
         self.state.end.allocation.begin_to_ask(now)
         return self._stage.enter(now) + self.state.lease.renew(now)
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: events.Event, now: float) -> list[Effect]:
         if self.stage is Stage.ENDED:
             return []
         effects: list[Effect] = []
         state = self.state
         reporter = None  # the agent whose new report is to be answered
-        is_fresh = isinstance(event, Tick)  # also true for an agent's new report
+        is_fresh = isinstance(event, events.Tick)  # also true for an agent's new report
         match event:
-            case Started():
+            case events.Started():
                 state.rendezvous.begin(now)
                 effects += self._begin(now)
                 self._beat_at = now + self._beat(now) if state.roster.others else math.inf
-            case Received(sender=sender, message=Report() as report):
+            case events.Received(sender=sender, message=Report() as report):
                 strange = self._admission.answer(sender, report, now)
                 effects += strange or []
                 follows = state.lease.is_of_ours(report.term)
@@ -143,33 +129,33 @@ class Head:
                     # The head's own agent needs an answer only to learn what its SIGTERM means.
                     reporter = sender if sender != self.me or report.warned else None
                     effects += self._note_report(state.roster[sender], report, now)
-            case PeerClosed(index=index) if index < len(state.roster):
+            case events.PeerClosed(index=index) if index < len(state.roster):
                 effects += self.losses.closed(index, now)
-            case AgentGone(index=index):
+            case events.AgentGone(index=index):
                 effects += self.losses.proven_dead(index, now)
-            case CheckpointChosen() | SearchFailed():
+            case events.CheckpointChosen() | events.SearchFailed():
                 state.end.hear_search(event)
                 effects += self._stage.event(event, now)
-            case CheckpointDrained(seconds=seconds):
+            case events.CheckpointDrained(seconds=seconds):
                 state.end.allocation.learn_drain(seconds)
-            case StageFlushed():
+            case events.StageFlushed():
                 state.end.hear_flush(event)
-            case EndFound():
+            case events.EndFound():
                 effects += state.end.end_found(event, now) + self._stage.event(event, now)
                 effects += self._stage.order_all(now) if state.end.allocation.comes_later else []
-            case LookedAt():
+            case events.LookedAt():
                 if state.viewers.look(now):
                     effects += self._stage.event(event, now)
                 if state.roster.others:
                     self._beat_at = min(self._beat_at, now + self._beat(now))
-            case Requested(request=request) if self.refusal(request):
+            case events.Requested(request=request) if self.refusal(request):
                 pass
-            case Requested(request=Request.STOP):
+            case events.Requested(request=Request.STOP):
                 state.end.stop()
             case _:
                 effects += self._stage.event(event, now)
         # Silence is judged at a tick only: then every message that had arrived has been handled.
-        ticked = isinstance(event, Tick)
+        ticked = isinstance(event, events.Tick)
         effects += self.losses.tick(now) if ticked else []
         beat = is_fresh and now >= self._beat_at
         if beat:

@@ -12,6 +12,7 @@ import signal
 from ..consensus.follower import Follower, Standing
 from ..consensus.rotation import Rotation
 from ..ending.table import verdict
+from ..protocol import events
 from ..protocol.configuration import NOBODY
 from ..protocol.effects import (
     AskWorkers,
@@ -23,34 +24,8 @@ from ..protocol.effects import (
     StopWorkers,
     TakePlace,
 )
-from ..protocol.events import (
-    AgentGone,
-    CheckpointSeen,
-    Diagnosed,
-    Event,
-    HeadClosed,
-    HeadReached,
-    PlaceTaken,
-    Received,
-    Signalled,
-    Started,
-    Tick,
-    TroubleFound,
-    WorkersAnswered,
-    WorkersSeen,
-)
 from ..protocol.messages import Hint, Order, PlaceGiven, Report
-from ..protocol.model import (
-    FORWARDED,
-    Goal,
-    Job,
-    Look,
-    Origin,
-    Phase,
-    Seen,
-    Verdict,
-    with_place,
-)
+from ..protocol.model import FORWARDED, Goal, Job, Look, Origin, Phase, Seen, Verdict, with_place
 from ..protocol.values import replace, value
 from ..protocol.wording import signal_name
 from .waiting_for_head import Waiting
@@ -124,59 +99,61 @@ class Member:
         following = self.follower.next_deadline() if work.verdict is None else math.inf
         return min(work.next_deadline(), following, *mine)
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: events.Event, now: float) -> list[Effect]:
         if self.phase is Phase.ENDED:
             return []
         effects: list[Effect] = []
         match event:
-            case Started():
+            case events.Started():
                 if not self._is_head:
                     self._waiting.begin(now)
                 if not self.follower.knows_first_head:
                     effects += self.follower.look_for_head(now)
                 effects += self.work.prepare()
-            case Received(message=Order() as order) if order.incarnation == self.own.incarnation:
+            case events.Received(message=Order() as order) if (
+                order.incarnation == self.own.incarnation
+            ):
                 effects += self._hear(event, order, now)
-            case Received(message=PlaceGiven() as given) if (
+            case events.Received(message=PlaceGiven() as given) if (
                 given.incarnation == self.own.incarnation
             ):
                 effects += self._take_place(given.index)
-            case PlaceTaken(port=port):
+            case events.PlaceTaken(port=port):
                 self.port = port
                 self._report_at = now
-            case Received(sender=sender, message=Hint() as hint) if self.verdict is None:
+            case events.Received(sender=sender, message=Hint() as hint) if self.verdict is None:
                 effects += self.follower.hear_hint(sender, hint, now)
-            case HeadReached(index=index, address=address, own=own):
+            case events.HeadReached(index=index, address=address, own=own):
                 self._report_at = now
                 self.address = own or self.address
                 if index == self.follower.head:
                     self.follower.link.reopen(address)
-            case HeadClosed(index=index) if index == self.follower.head:
+            case events.HeadClosed(index=index) if index == self.follower.head:
                 self.follower.link.close(now)
                 effects.append(Probe(index))
-            case AgentGone(index=index) if self.verdict is None:
+            case events.AgentGone(index=index) if self.verdict is None:
                 effects += self.follower.agent_died(index, now)
                 effects += self.work.stop(now, lost=True) if self.follower.link.is_dead else []
-            case Diagnosed():
+            case events.Diagnosed():
                 effects += self._waiting.explain(event, now)
-            case CheckpointSeen(seen=seen):
+            case events.CheckpointSeen(seen=seen):
                 self._looking.saw(seen)
-            case WorkersSeen() | WorkersAnswered():
+            case events.WorkersSeen() | events.WorkersAnswered():
                 effects += self.work.handle(event, now)
                 if self._is_head:  # it sends itself no report at every beat
                     self._report_at = now
-            case Signalled(signum=signum):
+            case events.Signalled(signum=signum):
                 effects += self._handle_signal(signum, now)
-            case TroubleFound(trouble=trouble) if self.work.trouble is None:
+            case events.TroubleFound(trouble=trouble) if self.work.trouble is None:
                 self.work.trouble = trouble
                 self._hurry(now)
                 effects += self.work.stop(now)
             case _:
                 effects += self.work.handle(event, now)
-        effects += self._handle_deadlines(now, ticked=isinstance(event, Tick))
+        effects += self._handle_deadlines(now, ticked=isinstance(event, events.Tick))
         return effects + self._report(now)
 
-    def _hear(self, event: Received, order: Order, now: float) -> list[Effect]:
+    def _hear(self, event: events.Received, order: Order, now: float) -> list[Effect]:
         follower, old_tenure = self.follower, self.follower.tenure
         if self.round >= 0 and self.verdict is None and follower.is_started_again(order):
             why = f"the head on {follower.host} was started again, and begins the job anew"

@@ -14,6 +14,7 @@ from signal import SIGKILL, SIGTERM
 
 from ..ending.negotiation import Offers
 from ..hangs.suspicion import Suspicion
+from ..protocol import events
 from ..protocol.effects import (
     AwaitStillness,
     CheckHealth,
@@ -24,24 +25,6 @@ from ..protocol.effects import (
     SignalWorkers,
     StartWorkers,
     StopWorkers,
-)
-from ..protocol.events import (
-    Event,
-    ForkServerReplaced,
-    GpusReady,
-    HealthFound,
-    LeaseOver,
-    LeftBehind,
-    NoticeOffered,
-    NoticeTaken,
-    NoticeUnheard,
-    StagerFound,
-    StoreEnded,
-    StoreListening,
-    WorkerExited,
-    WorkersAnswered,
-    WorkersGone,
-    WorkersSeen,
 )
 from ..protocol.facts import WorkersSurvive
 from ..protocol.gpu_use import GpuUse
@@ -140,53 +123,53 @@ class WorkerGroup:
             assert phase in PHASES[self.phase], f"an agent cannot go from {self.phase} to {phase}"
             self.phase = phase
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: events.Event, now: float) -> list[Effect]:
         match event:
-            case StoreListening(port=port) if self.phase is Phase.PREPARING:
+            case events.StoreListening(port=port) if self.phase is Phase.PREPARING:
                 self.readiness.listening(port)
                 self._check_ready()
-            case HealthFound(unfit=unfit):
+            case events.HealthFound(unfit=unfit):
                 self.readiness.health_checked(unfit)
                 self._check_ready()
                 return self.stop(now, lost=True) if unfit else []
-            case StagerFound():
+            case events.StagerFound():
                 self.readiness.stager = event
                 if not self.readiness.is_complete and self.phase is Phase.IDLE:
                     self._enter(Phase.PREPARING)
                 self._check_ready()
-            case GpusReady(round=number) if self._waits_for_gpus and number == self.round:
+            case events.GpusReady(round=number) if self._waits_for_gpus and number == self.round:
                 assert self.part is not None, "an order to run came with it"
                 self._waits_for_gpus = False
                 return [StartWorkers(self.part)]
-            case WorkerExited():
+            case events.WorkerExited():
                 self.exits.add(event, now, stopped=self._was_stopped(event))
                 return self.stop(now, lost=True) if event.code else []
-            case StoreEnded():
+            case events.StoreEnded():
                 return self._store_ended(event, now)
-            case WorkersSeen():
+            case events.WorkersSeen():
                 self._suspicion.saw(event)
                 self._seen_at = now
                 self.spending.saw(event.spent, Doing(event.doing + 1), now)
                 return self._await_stillness()
-            case WorkersAnswered(answer=answer):
+            case events.WorkersAnswered(answer=answer):
                 self._queries.hear(answer)
-            case NoticeOffered(answer=answer):
+            case events.NoticeOffered(answer=answer):
                 self._offers.hear(answer)
-            case NoticeUnheard(number=number):
+            case events.NoticeUnheard(number=number):
                 self._offers.unheard(number)
-            case NoticeTaken(number=number, last=last):
+            case events.NoticeTaken(number=number, last=last):
                 self._offers.taken(number, last=last)
-            case LeftBehind(leftovers=leftovers):
+            case events.LeftBehind(leftovers=leftovers):
                 self._suspicion.forget()
                 stopped = self.phase is not Phase.RUNNING
                 self._stopping.leave_behind(leftovers, now, stopped=stopped)
-            case WorkersGone(spent=spent):
+            case events.WorkersGone(spent=spent):
                 # A worker's time ends with its own exit, not with the last one: hence the mean.
                 self.spending.saw(spent, Doing.NOTHING, self.exits.mean_time(now))
                 return self._workers_gone()
-            case LeaseOver():
+            case events.LeaseOver():
                 return self._lease_over(now)
-            case ForkServerReplaced():
+            case events.ForkServerReplaced():
                 return self._fork_server_lost(now)
         return []
 
@@ -290,7 +273,7 @@ class WorkerGroup:
         self._stopping.begin(now, lost=lost)
         return [StopWorkers(signum)]
 
-    def _was_stopped(self, event: WorkerExited) -> bool:
+    def _was_stopped(self, event: events.WorkerExited) -> bool:
         """Return whether a worker ended because this agent stops them. A death by SIGKILL before
         the agent has sent one was seen late: it may be why another worker has failed.
         """
@@ -324,7 +307,7 @@ class WorkerGroup:
             self._stopping.hurry(now)
         return []
 
-    def _store_ended(self, event: StoreEnded, now: float) -> list[Effect]:
+    def _store_ended(self, event: events.StoreEnded, now: float) -> list[Effect]:
         """Stop the workers: ranks that still have to meet at the store would wait for ever."""
         if self.phase not in (Phase.RUNNING, Phase.DONE):
             return []
@@ -385,7 +368,7 @@ class Readiness:
         self.unfit = ""  # why no workers may run here; never reset, since they would fail again
         self._listening = False  # the socket at `store_port` is open
         self._health_checked = False
-        self.stager = StagerFound()
+        self.stager = events.StagerFound()
 
     @property
     def is_complete(self) -> bool:

@@ -5,15 +5,8 @@ Stopping, until no worker is left.
 from __future__ import annotations
 
 from ...ending.table import ENDS
+from ...protocol import events
 from ...protocol.effects import Effect, Record
-from ...protocol.events import (
-    CheckpointChosen,
-    EndFound,
-    Event,
-    LookedAt,
-    Requested,
-    SearchFailed,
-)
 from ...protocol.facts import CordonKind, EndReason, RequestGranted, RestartDecided
 from ...protocol.messages import Report
 from ...protocol.model import Failure, Phase, Request
@@ -52,19 +45,19 @@ class Running(JobStage):
     def report(self, peer: Peer, report: Report) -> None:
         self._stragglers.hear(peer.place.index, report)
 
-    def event(self, event: Event, now: float) -> list[Effect]:
+    def event(self, event: events.Event, now: float) -> list[Effect]:
         state = self.state
         match event:
-            case CheckpointChosen() | SearchFailed():
+            case events.CheckpointChosen() | events.SearchFailed():
                 self._growth.hear_search(event, now)
-            case LookedAt():  # others are asked for vitals in answer to their next reports
+            case events.LookedAt():  # others are asked for vitals in answer to their next reports
                 return [self.order(state.roster[state.me], now)]
-            case EndFound(draining=draining):
+            case events.EndFound(draining=draining):
                 return self._growth.note_drains(draining, now)
-            case Requested(request=Request.RESTART):
+            case events.Requested(request=Request.RESTART):
                 state.current_round.ends.add(EndReason.ASKED)
                 return [Record(RequestGranted(event.request))]
-            case Requested(request=Request.NOTICE):
+            case events.Requested(request=Request.NOTICE):
                 state.end.notices.give_soon()
                 return [Record(RequestGranted(event.request))]
         return []
