@@ -7,14 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
+from ..core.member.moments import of_gpus
 from ..core.protocol import ranges
 from ..core.protocol.gpu_use import GpuUse
-from ..core.protocol.job_snapshot import (
-    AgentSnapshot,
-    AgentState,
-    JobSnapshot,
-    LaunchSnapshot,
-)
+from ..core.protocol.job_snapshot import AgentSnapshot, AgentState, JobSnapshot, LaunchSnapshot
 from ..core.protocol.model import RankVitals
 from ..core.protocol.stages import Stage
 from ..core.protocol.values import replace, value
@@ -249,12 +245,11 @@ def _together(workers: Sequence[RankVitals]) -> str:
 
 
 def _gpus(gpus: Sequence[GpuUse]) -> str:
-    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     if not gpus:
         return ""
-    share = f"{100 * sum(busy) / len(busy):.0f}% " if busy else ""
-    used, total = sum(g.used for g in gpus), sum(g.total for g in gpus)
-    return f"{share}{gib(used)}/{gib(total)} {max(g.temperature for g in gpus)}C"
+    seen = of_gpus(gpus)
+    share = "" if seen.busy is None else f"{100 * seen.busy:.0f}% "
+    return f"{share}{gib(seen.used)}/{gib(seen.total)} {seen.temperature}C"
 
 
 def ranks_table(

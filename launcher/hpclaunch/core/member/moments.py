@@ -80,21 +80,18 @@ def of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
 
 def is_sound(moment: AgentMoment) -> bool:
     """Return whether the values are possible. If not, the line of the file is damaged."""
-    workers = moment.workers
+    workers, spent, gpus = moment.workers, moment.workers.spent, moment.workers.gpus
     times = (moment.at, workers.elapsed, workers.seen)
-    return moment.at >= 0 and all(-LATEST < at < LATEST for at in times) and _are_sound(workers)
-
-
-def _are_sound(workers: WorkersMoment) -> bool:
-    spent, gpus = workers.spent, workers.gpus
     numbers = [*spent, workers.steps, workers.step, workers.memory, workers.largest]
+    shares: list[float] = []
     if gpus is not None:
         numbers += [gpus.used, gpus.total, abs(gpus.temperature)]
         shares = [share for share in (gpus.busy, gpus.idlest) if share is not None]
-        if not all(0 <= share <= 1 for share in shares):
-            return False
     return (
-        0 <= workers.first < MOST_RANKS
+        moment.at >= 0
+        and all(-LATEST < at < LATEST for at in times)
+        and all(0 <= share <= 1 for share in shares)
+        and 0 <= workers.first < MOST_RANKS
         and 0 < workers.count < MOST_RANKS
         and all(0 <= number < MOST for number in numbers)
         and (not spent or (len(spent) == Doing.NOTHING + 1 and spent[-1] <= Doing.NOTHING))
