@@ -8,15 +8,7 @@ from shlex import quote
 
 from ..core.head.last_lines import advise
 from ..core.head.restarts import how, who
-from ..core.protocol.model import (
-    EXIT_USAGE,
-    Culprit,
-    Failure,
-    Job,
-    Origin,
-    Sequel,
-    Verdict,
-)
+from ..core.protocol.model import EXIT_USAGE, Culprit, Failure, Job, Origin, Sequel, Verdict
 
 CONSEQUENCES = 4  # consequent failures that are named; others are counted
 LINES = 15  # of the account; the worker's last lines are cut to keep to it

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..core.hangs.tracebacks import HangStacks
-from ..core.member.moments import AgentHistory, GpusMoment, WorkersMoment
+from ..core.member.moments import AgentHistory, GpusMoment
 from ..core.protocol.facts import Category, RoundEnded
 from ..core.protocol.model import EndCause
 from ..core.protocol.values import replace, value
@@ -391,26 +391,16 @@ def _charts(
     rates = curves.step_rates(histories)
     seen = curves.losses(job_entries(launches), steps_seen=report.steps_seen)
     goodput = [[(loss.at, loss.goodput) for loss in seen[1:]]] if seen[1:] else []
+    memory = curves.curve(points, lambda w: w.memory / w.count if w.memory else None, curves.mean)
+    largest = curves.curve(points, lambda workers: workers.largest or None, max)
+    of_memory = [("mean", "one", memory), ("largest", "two", largest)]
     why = "no optimizer steps were seen" if not report.steps_seen else "it was not noted"
     return (
         _chart("Steps per second", axis, [("steps per second", "one", rates)], _number, why),
         _chart("Goodput so far", axis, [("goodput", "one", goodput)], _share, why, top=100.0),
         _lost(seen, axis, report.seat),
-        _chart(
-            "Memory of a rank",
-            axis,
-            [
-                ("mean", "one", curves.curve(points, _mean_memory, curves.mean)),
-                ("largest", "two", curves.curve(points, lambda w: w.largest or None, max)),
-            ],
-            _gib,
-            "it was not noted",
-        ),
+        _chart("Memory of a rank", axis, of_memory, _gib, "it was not noted"),
     )
-
-
-def _mean_memory(workers: WorkersMoment) -> float | None:
-    return workers.memory / workers.count if workers.memory else None
 
 
 def _gpu_charts(points: Sequence[curves.Gathered], axis: TimeAxis) -> tuple[Chart, ...]:

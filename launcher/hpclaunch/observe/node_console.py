@@ -7,15 +7,7 @@ import shlex
 from ..core.protocol import node_facts as facts
 from ..core.protocol.node_facts import LaunchNoteKind
 from ..core.protocol.process_kinds import NAMES, ProcessKind
-from ..core.protocol.wording import (
-    changed_too_early,
-    count,
-    plain,
-    signal_name,
-    size,
-    some,
-    who,
-)
+from ..core.protocol.wording import changed_too_early, count, plain, signal_name, size, some, who
 
 NAMED = 3  # GPUs named in one message
 LOST_WITH = {  # by process: what its end may mean for the user

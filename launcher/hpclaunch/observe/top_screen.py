@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from ..core.protocol.job_snapshot import (
-    AgentSnapshot,
-    JobSnapshot,
-    LaunchSnapshot,
-)
+from ..core.protocol.job_snapshot import AgentSnapshot, JobSnapshot, LaunchSnapshot
 from ..core.protocol.values import replace, value
 from .job_screen import RankRow, head_lines, nodes_table, ranks_table
 from .text_style import Colour, TextStyle

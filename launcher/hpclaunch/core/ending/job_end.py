@@ -169,8 +169,8 @@ class JobEnd:
         if self.job.saves and not self._search:
             self._search = next(self._numbers)
             self._search_until = now + self.job.timing.search
-            search = replace(self._training.search, is_last=True, number=self._search)
-            return [replace(search, ended_well=ended_well)]
+            search = self._training.search
+            return [replace(search, is_last=True, ended_well=ended_well, number=self._search)]
         if now < self._search_until < math.inf:
             return []
         self._search_until = math.inf

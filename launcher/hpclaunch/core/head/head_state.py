@@ -31,13 +31,7 @@ MOST_NEXT_HEADS = 16  # listed in a configuration, with addresses: every agent i
 
 
 class HeadState:
-    def __init__(
-        self,
-        job: Job,
-        me: int,
-        term: int,
-        configuration: Configuration | None,
-    ) -> None:
+    def __init__(self, job: Job, me: int, term: int, configuration: Configuration | None) -> None:
         self.job, self.timing, self.me = job, job.timing, me
         self.rotation = Rotation(job.places)
         # The number of the current round; between two rounds, that of the next one.

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..placement.assigning import assign
 from ..protocol.events import CheckpointChosen
-from ..protocol.facts import (
-    EndReason,
-    IsolatedGpus,
-    LostNode,
-    RoundBegan,
-    RoundEnded,
-    RoundShares,
-)
+from ..protocol.facts import EndReason, IsolatedGpus, LostNode, RoundBegan, RoundEnded, RoundShares
 from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Assignment, Culprit, Failure, Spent
 from ..protocol.stages import Stage

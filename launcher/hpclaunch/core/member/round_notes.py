@@ -8,16 +8,7 @@ import signal
 
 from ..protocol.effects import AskWorkers, Effect
 from ..protocol.events import StoreEnded, WorkerExited
-from ..protocol.model import (
-    NO_RANK,
-    Answer,
-    Assignment,
-    Culprit,
-    Doing,
-    Query,
-    Spent,
-    WorkerExit,
-)
+from ..protocol.model import NO_RANK, Answer, Assignment, Culprit, Doing, Query, Spent, WorkerExit
 from ..protocol.values import replace
 
 
