@@ -46,7 +46,7 @@ class Member:
 
     def workers_moment(self, now, vitals=(), gpus=()):
         memory = sum(each.memory for each in vitals)
-        return WorkersMoment(0, 2, 1.0, (), 0, 0.0, memory=memory)
+        return WorkersMoment(0, 2, 1.0, (0,) * 7, 0, 0.0, memory=memory)
 
 
 @pytest.fixture

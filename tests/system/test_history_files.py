@@ -24,7 +24,7 @@ from hpclaunch.system.logs.messages import Complaint
 
 GPUS = GpusMoment(2, 0.5, None, 1, 2, 60)
 MOMENTS = (
-    AgentMoment(10.0, 0, WorkersMoment(0, 2, 0.5, (), 0, 0.0)),
+    AgentMoment(10.0, 0, WorkersMoment(0, 2, 0.5, (0,) * 7, 0, 0.0)),
     AgentMoment(20.5, 0, WorkersMoment(0, 2, 9.5, (1, 2, 3, 4, 5, 6, 4), 7, 8.5, 8, 9, 10, GPUS)),
 )
 HISTORY = AgentHistory("71.0", 3, "n\udcff2", MOMENTS)

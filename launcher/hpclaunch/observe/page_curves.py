@@ -87,16 +87,11 @@ def step_rates(histories: Iterable[AgentHistory]) -> Curve:
             steps = {
                 m.at - m.workers.elapsed + m.workers.seen: m.workers.steps
                 for m in same
-                if _train(m.workers)
+                if m.workers.spent[Doing.NOTHING] != Doing.NOTHING
             }
             if piece := _rates(list(steps.items())):
                 found.append(piece)
     return sorted(found, key=lambda piece: piece[0][0])
-
-
-def _train(workers: WorkersMoment) -> bool:
-    """Return whether the workers have not ended."""
-    return workers.spent[-1:] != (Doing.NOTHING,)
 
 
 def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:

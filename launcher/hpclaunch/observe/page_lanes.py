@@ -128,13 +128,12 @@ def _round_bars(moments: Sequence[AgentMoment], end: float, least: float) -> lis
     workers, found = last.workers, list[Bar]()
     begin = at = last.at - workers.elapsed
     spent = [milliseconds / 1000 for milliseconds in workers.spent[: Doing.NOTHING]]
-    doing = Doing(workers.spent[Doing.NOTHING]) if workers.spent else Doing.START
+    doing = Doing(workers.spent[Doing.NOTHING])
     is_over = doing is Doing.NOTHING
     end = min(end, last.at) if is_over else end
     over = min(end, begin + sum(spent)) if is_over else end
     for each in BEFORE_STEPS:
-        lasted = spent[each] if each < len(spent) else 0.0
-        until = over if each is doing else min(over, at + lasted)
+        until = over if each is doing else min(over, at + spent[each])
         if until > at:
             found.append(Bar(at, until, CATEGORIES[each]))
             at = until
@@ -151,15 +150,11 @@ def _saves(moments: Sequence[AgentMoment], least: float) -> list[Bar]:
     """Return the saves. Each ends at the first moment that includes it."""
     found = []
     for one, other in pairwise(moments):
-        seconds = (_saving(other) - _saving(one)) / 1000
+        before, after = (moment.workers.spent[Doing.SAVING] for moment in (one, other))
+        seconds = (after - before) / 1000
         if seconds > 0 and seconds >= least:
             found.append(Bar(max(one.at, other.at - seconds), other.at, Category.SAVING))
     return found
-
-
-def _saving(moment: AgentMoment) -> int:
-    spent = moment.workers.spent
-    return spent[Doing.SAVING] if len(spent) > Doing.SAVING else 0
 
 
 def _between(bars: Iterable[Bar], others: Sequence[Bar]) -> list[Bar]:

@@ -126,14 +126,12 @@ def seats_of(agents: Sequence[Holder]) -> list[float]:
     share GPUs and another one on its node has reported.
     """
     seen = Counter(gpu for agent in agents for gpu in agent.gpus)
-    share = any(count > 1 for count in seen.values())
-    nodes = {agent.node for agent in agents if agent.workers}
-    found: list[float | None] = []
-    for agent in agents:
-        if not agent.workers:
-            found.append(0.0 if share and agent.node in nodes else None)
-        else:
-            found.append(sum(1 / seen[g] for g in agent.gpus) if seen else float(agent.workers))
-    counts = [seats for seats, agent in zip(found, agents, strict=True) if agent.workers]
-    mean = sum(seats or 0.0 for seats in counts) / len(counts) if counts else 1.0
-    return [mean if seats is None else seats for seats in found]
+
+    def count(agent: Holder) -> float:
+        return sum(1 / seen[gpu] for gpu in agent.gpus) if seen else float(agent.workers)
+
+    known = [agent for agent in agents if agent.workers]
+    mean = sum(map(count, known)) / len(known) if known else 1.0
+    sharing = {agent.node for agent in known} if any(n > 1 for n in seen.values()) else ()
+    others = [0.0 if agent.node in sharing else mean for agent in agents]
+    return [count(a) if a.workers else other for a, other in zip(agents, others, strict=True)]

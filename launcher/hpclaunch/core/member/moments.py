@@ -94,7 +94,8 @@ def is_sound(moment: AgentMoment) -> bool:
         and 0 <= workers.first < MOST_RANKS
         and 0 < workers.count < MOST_RANKS
         and all(0 <= number < MOST for number in numbers)
-        and (not spent or (len(spent) == Doing.NOTHING + 1 and spent[-1] <= Doing.NOTHING))
+        and len(spent) == Doing.NOTHING + 1
+        and spent[-1] <= Doing.NOTHING
     )
 
 
