@@ -609,7 +609,7 @@ class Form:
                 sent_at = self.sent_at(kept, b)
                 return (*common, b.serial > to.follower.link.newest, said, sent_at)
             case Hint() as hint:
-                return (*common, hint.news)
+                return (*common, (hint.term, hint.led))
             case Proof(until):
                 return (*common, "proof", self.at(until))
         return (*common, "nobody is there")

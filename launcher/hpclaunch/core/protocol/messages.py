@@ -147,10 +147,6 @@ class Hint:
     term: int
     led: bool  # True: the sender follows the head of that term; False: it asks that head to lead
 
-    @property
-    def news(self) -> tuple[object, ...]:
-        return (self.term, self.led)
-
 
 @value(frozen=True)
 class PlaceGiven:
@@ -158,10 +154,6 @@ class PlaceGiven:
 
     incarnation: str  # of the agent that it is for
     index: int
-
-    @property
-    def news(self) -> tuple[object, ...]:
-        return (self.index,)
 
 
 Message = Report | Order | Hint | PlaceGiven

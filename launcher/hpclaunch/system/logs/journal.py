@@ -28,7 +28,7 @@ from hpclaunch.core.control import Control
 from hpclaunch.core.member.member import AgentStart
 from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Record, Send
 from hpclaunch.core.protocol.events import Event, Received, Tick
-from hpclaunch.core.protocol.messages import Message
+from hpclaunch.core.protocol.messages import Message, Order, Report
 
 from ..shared import packing
 from .appended_lines import AppendedLines, name_of
@@ -96,7 +96,7 @@ class Recorder:
         return not isinstance(effect, KeepWorkers)
 
     def _is_new(self, way: tuple[str, int], message: Message) -> bool:
-        news = (type(message), message.news)
+        news = message.news if isinstance(message, Report | Order) else message
         before, self._news[way] = self._news.get(way), news
         return before != news
 
