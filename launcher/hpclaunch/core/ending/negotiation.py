@@ -31,7 +31,7 @@ class Agent(Protocol):
     """An agent as the head knows it."""
 
     @property
-    def report(self) -> Report | None: ...
+    def last_report(self) -> Report: ...
 
     def workers_have_ended(self, number: int) -> bool: ...
 
@@ -79,8 +79,8 @@ class Negotiation:
 
     def begin(self, current: Round, signum: int, now: float) -> None:
         """Offer a step for this signal."""
-        reports = [p.report for p in current.participants]
-        known = (r.progress.steps for r in reports if r is not None and r.progress is not None)
+        reports = [p.last_report for p in current.participants]
+        known = (r.progress.steps for r in reports if r.progress is not None)
         self._most = max(self._most, max((max(steps) for steps in known if steps), default=0))
         self._ahead = 1
         self._offer(signum, now)
@@ -143,7 +143,7 @@ class Negotiation:
 
 def last_answers(peers: Sequence[Agent]) -> list[NoticeAnswer | None]:
     """Return the last answer of each agent; None if it has answered to no offer."""
-    return [None if peer.report is None else peer.report.notice for peer in peers]
+    return [peer.last_report.notice for peer in peers]
 
 
 def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
@@ -160,9 +160,8 @@ def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
 
 def with_workers(current: Round) -> list[Agent]:
     """Return the agents that have workers left, as far as is known."""
-    number = current.number
-    running = (p for p in current.participants if p.report and p.report.phase is not Phase.DONE)
-    return [p for p in running if not p.workers_have_ended(number)]
+    running = (p for p in current.participants if p.last_report.phase is not Phase.DONE)
+    return [p for p in running if not p.workers_have_ended(current.number)]
 
 
 class Offers:

@@ -166,8 +166,7 @@ class Notices:
         of_end = now >= self._due_at and not self.knows_end
         if now < negotiation.try_at or not (of_end or self._pending):
             return None
-        reports = [p.report for p in current.participants]
-        all_run = all(r is not None and r.round == current.number for r in reports)
+        all_run = all(p.last_report.round == current.number for p in current.participants)
         # Another offer would replace a notice that has not reached all agents.
         if not all_run or not self._all_have_it(current):
             negotiation.put_off(now)

@@ -86,25 +86,24 @@ class HangWatch:
 
 def _ended(current: Round) -> int:
     """Return the number of workers that have ended."""
-    return sum(len(p.report.exits) for p in current.participants if p.report is not None)
+    return sum(len(p.last_report.exits) for p in current.participants)
 
 
 def _has_answers(current: Round, query: Query) -> bool:
-    reports = [p.report for p in current.participants]
-    return all(r.answer(Evidence, query) for r in reports if r and r.phase is Phase.RUNNING)
+    reports = (p.last_report for p in current.participants)
+    return all(r.answer(Evidence, query) for r in reports if r.phase is Phase.RUNNING)
 
 
 def _judge(current: Round, query: Query, hosts: Mapping[int, str]) -> Judgement:
     states: dict[int, RankState] = {}
     gone: set[int] = set()
     for peer in current.participants:
-        report = peer.report
-        answer = None if report is None else report.answer(Evidence, query)
-        ended = {e.rank for e in report.exits} if report is not None else set()
-        busy = report is not None and report.progress is not None and report.progress.busy
-        unknown = {r: RankState(r, busy=busy) for r in ranks_of(peer) if r not in ended}
-        known = {} if answer is None else {state.rank: state for state in answer.ranks}
-        states |= unknown | known
+        report = peer.last_report
+        answer = report.answer(Evidence, query)
+        ended = {e.rank for e in report.exits}
+        busy = report.progress is not None and report.progress.busy
+        states |= {r: RankState(r, busy=busy) for r in ranks_of(peer) if r not in ended}
+        states |= {} if answer is None else {state.rank: state for state in answer.ranks}
         gone |= ended - {NO_RANK}
     return judge(states, gone, hosts)
 
@@ -113,8 +112,8 @@ def _suspects(current: Round) -> list[Progress]:
     """Return the progress of all agents whose workers are not done; [] unless all are suspected."""
     found = []
     for peer in current.participants:
-        report = peer.report
-        if report is None or report.round != current.number:
+        report = peer.last_report
+        if report.round != current.number:
             return []
         if report.phase is Phase.DONE:
             continue

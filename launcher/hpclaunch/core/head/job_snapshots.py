@@ -33,7 +33,7 @@ def snapshot_of(stage: JobStage, now: float) -> JobSnapshot:
     current = state.current if stage.kind in IN_ROUND else None
     groups = current.groups if current is not None else []
     wanted = state.viewers.query(now)
-    reports = (p.report for p in current.participants) if current is not None else ()
+    reports = (p.last_report for p in current.participants) if current is not None else ()
     ended, notices, allocation = state.end.verdict, state.end.notices, state.end.allocation
     host = "" if straggler is None else state.roster[straggler.agent].host
     return JobSnapshot(
@@ -64,9 +64,9 @@ def snapshot_of(stage: JobStage, now: float) -> JobSnapshot:
     )
 
 
-def _has_vitals(report: Report | None, wanted: Query | None) -> bool:
+def _has_vitals(report: Report, wanted: Query | None) -> bool:
     """Return whether the agent has answered this query for vitals, or need not answer."""
-    if wanted is None or report is None or report.phase is not Phase.RUNNING:
+    if wanted is None or report.phase is not Phase.RUNNING:
         return True
     return report.answer(Vitals, wanted) is not None
 

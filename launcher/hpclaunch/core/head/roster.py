@@ -33,6 +33,12 @@ class Peer:
         self.cordoned: CordonKind | None = None  # while there are spares
 
     @property
+    def last_report(self) -> Report:
+        """The report of an agent that was heard, as all have been that take part in a round."""
+        assert self.report is not None, "the agent was heard"
+        return self.report
+
+    @property
     def is_lost(self) -> bool:
         """Whether the agent was given up."""
         return self.presence.is_given_up
@@ -95,17 +101,14 @@ class Peer:
 
     def workers_have_ended(self, number: int) -> bool:
         """Return whether all workers of this round have ended. Leftovers may still run."""
-        report, part = self.report, self.assignment
-        if report is None or part is None or report.round != number:
+        report, part = self.last_report, self.assignment
+        if part is None or report.round != number:
             return False
         return len({e.rank for e in report.exits if e.rank != NO_RANK}) == part.nproc
 
     def workers_have_ended_well(self, number: int) -> bool:
         """Return whether all workers of this round have ended with 0."""
-        report = self.report
-        return report is not None and (
-            self.workers_have_ended(number) and not any(e.code for e in report.exits)
-        )
+        return self.workers_have_ended(number) and not any(e.code for e in self.last_report.exits)
 
     @property
     def has_ended(self) -> bool:
@@ -120,9 +123,9 @@ class Peer:
 
     def has_stopped(self, number: int) -> bool:
         """Return whether the agent has no worker of this round left that SIGKILL can end."""
-        report = self.report
-        if report is None or report.round != number:
-            return report is not None and report.trouble is not None
+        report = self.last_report
+        if report.round != number:
+            return report.trouble is not None
         out = report.trouble is not None or bool(report.unfit)  # it may never be idle again
         ended = out and report.phase is Phase.PREPARING
         return ended or report.phase in (Phase.IDLE, Phase.STUCK)

@@ -169,7 +169,7 @@ def begin_round(state: HeadState, checkpoint: CheckpointChosen, now: float) -> R
     participants = state.next_participants()
     assigned = assign(
         state.job,
-        {p.place.index: p.report for p in participants if p.report is not None},
+        {p.place.index: p.last_report for p in participants},
         groups=groups,
         number=state.round,
         restarts=state.budget.total,

@@ -14,7 +14,6 @@ from ..protocol.timing import Timing
 from ..protocol.values import value
 from ..stragglers import causes, lateness
 from ..stragglers.lateness import Late, Lateness
-from .roster import Peer
 from .round import Round, ranks_of
 
 LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, with the same rank or agent late in all samples
@@ -69,8 +68,8 @@ class StragglerWatch:
         """Return None unless all agents need new orders; then return what to record."""
         if self.query is not None:
             query = self.query
-            answered = (_sample(peer, query) is not None for peer in current.participants)
-            if now < self._next_at and not all(answered):
+            answers = (peer.last_report.answer(Sample, query) for peer in current.participants)
+            if now < self._next_at and None in answers:
                 return None
             samples, self.query = _samples(current, query), None
             self._next_at = now + self.timing.sampling
@@ -122,12 +121,9 @@ class StragglerWatch:
         return Straggler(agents.pop(), ranks.pop() if len(ranks) == 1 else NO_RANK)
 
 
-def _sample(peer: Peer, query: Query) -> Sample | None:
-    return None if peer.report is None else peer.report.answer(Sample, query)
-
-
 def _samples(current: Round, query: Query) -> dict[int, Sample]:
-    found = ((peer.place.index, _sample(peer, query)) for peer in current.participants)
+    peers = current.participants
+    found = ((peer.place.index, peer.last_report.answer(Sample, query)) for peer in peers)
     return {agent: sample for agent, sample in found if sample is not None}
 
 

@@ -47,7 +47,7 @@ class CommonLook:
 
     def answer(self, peer: Peer) -> Seen | None:
         """Return the agent's answer; None if it has not answered yet."""
-        seen = None if peer.report is None else peer.report.seen
+        seen = peer.last_report.seen
         return seen if seen is not None and self.of(peer).is_answered(seen) else None
 
 

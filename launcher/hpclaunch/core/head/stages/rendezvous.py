@@ -234,8 +234,8 @@ class Rendezvous:
         return self._not_idle.none_left(participants, lambda p: p.out or self._is_idle(p))
 
     def _is_idle(self, peer: Peer) -> bool:
-        idle = peer.report is not None and peer.report.phase is Phase.IDLE
-        return idle and self.lease.is_followed_by(peer.presence)
+        is_idle = peer.last_report.phase is Phase.IDLE
+        return is_idle and self.lease.is_followed_by(peer.presence)
 
     def verdict(self, now: float) -> Verdict | None:
         """Return how the job ends if there can be no next round, else None."""

@@ -118,9 +118,8 @@ class Running(JobStage):
     @property
     def _is_done(self) -> bool:
         current = self.state.current_round
-        reports = (peer.report for peer in current.participants)
-        number = current.number
-        return all(r and r.phase is Phase.DONE and r.round == number for r in reports)
+        reports = (peer.last_report for peer in current.participants)
+        return all(r.phase is Phase.DONE and r.round == current.number for r in reports)
 
     @property
     def _only_waits_for_slurm(self) -> bool:
