@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.head.restarts import how
-from ..core.protocol.facts import (
-    CheckpointGone,
-    CheckpointSaved,
-    CheckpointStored,
-    Fact,
-    RoundEnded,
-)
+from ..core.protocol import facts, node_facts
 from ..core.protocol.job_snapshot import CheckpointSnapshot, PastRound
-from ..core.protocol.node_facts import StageBegan, StageRefused
 from .end_causes import of_round
 
 MOST = 8  # rounds
@@ -23,33 +16,33 @@ class NewestCheckpoint:
     """The newest complete checkpoint. `note` gets the facts of one agent with their times."""
 
     def __init__(self) -> None:
-        self._saved: tuple[float, CheckpointSaved] | None = None
+        self._saved: tuple[float, facts.CheckpointSaved] | None = None
         # The newest on storage, with its step; None without --stage
         self._stored: tuple[str, int | None] | None = None
 
-    def note(self, fact: Fact, at: float) -> None:
+    def note(self, fact: facts.Fact, at: float) -> None:
         match fact:
-            case CheckpointSaved():
+            case facts.CheckpointSaved():
                 self._saved = at, fact
-            case CheckpointGone():
+            case facts.CheckpointGone():
                 self._saved = None
-            case StageBegan(restored=path):
+            case node_facts.StageBegan(restored=path):
                 self._stored = path, None
-            case StageRefused():  # the script saves to storage, now or soon
+            case node_facts.StageRefused():  # the script saves to storage, now or soon
                 self._stored = None
-            case CheckpointStored(path=path, step=step):
+            case facts.CheckpointStored(path=path, step=step):
                 if self._stored is not None:
                     _, known = self._stored
                     if known is None or step is None or step >= known:  # older ones may follow
                         self._stored = path, step
                 self._note_stored(fact, at)
 
-    def _note_stored(self, stored: CheckpointStored, at: float) -> None:
+    def _note_stored(self, stored: facts.CheckpointStored, at: float) -> None:
         """Note it as the newest if it is: the next search for the newest may be seconds away."""
         step = None if self._saved is None else self._saved[1].step
         is_newer = stored.step is not None and step is not None and stored.step > step
         if self._saved is None or is_newer:
-            self._saved = at, CheckpointSaved(stored.path, stored.step, stored.size, None)
+            self._saved = at, facts.CheckpointSaved(stored.path, stored.step, stored.size, None)
 
     def at(self, now: float) -> CheckpointSnapshot | None:
         """Return the checkpoint with its age; None if there is none."""
@@ -61,10 +54,10 @@ class NewestCheckpoint:
         return CheckpointSnapshot(saved.path, saved.step, saved.size, age, stored)
 
 
-def past_rounds(ends: Sequence[RoundEnded], now: float) -> tuple[PastRound, ...]:
+def past_rounds(ends: Sequence[facts.RoundEnded], now: float) -> tuple[PastRound, ...]:
     """Return the last of these for a snapshot, the newest last."""
 
-    def why(end: RoundEnded) -> str:
+    def why(end: facts.RoundEnded) -> str:
         if end.is_programs_fault:
             return how(end.failures[0])
         lost = (f"{e.host} is cordoned: {e.why}" if e.is_unfit else e.why for e in end.lost)

@@ -8,17 +8,9 @@ from __future__ import annotations
 
 import math
 
+from ..protocol import facts
 from ..protocol.effects import Effect, Probe, Record
-from ..protocol.facts import (
-    CordonKind,
-    EndReason,
-    NodeArrived,
-    NodeCameBack,
-    NodeHeard,
-    NodeLost,
-    NodesCordoned,
-    NodesSilent,
-)
+from ..protocol.facts import CordonKind, EndReason
 from ..protocol.losses import Loss
 from ..protocol.messages import Report
 from ..protocol.model import Phase
@@ -64,13 +56,13 @@ class LossDetector:
         if peer.can_come_back:
             peer.presence.come_back()
             self.roster.changed()
-            back = [Record(NodeCameBack(peer.host))]
+            back = [Record(facts.NodeCameBack(peer.host))]
         elif index in self._recorded and not peer.is_lost:
-            back = [Record(NodeHeard(peer.host))]
+            back = [Record(facts.NodeHeard(peer.host))]
         self._recorded.discard(index)
         self.expect(peer)
         if was_absent and state.current is not None and peer.place.node in self.roster.nodes:
-            effects.append(Record(NodeArrived(peer.host)))
+            effects.append(Record(facts.NodeArrived(peer.host)))
         if peer.unfit:
             self._end_round_without(peer)
         return effects + self._note_unfit(peer) + back
@@ -82,7 +74,7 @@ class LossDetector:
             return []
         recorded.add(node)
         more = (peer.unfit, job.slurm_id, job.alone)
-        unfit = NodesCordoned(self.state.round, (peer.host,), CordonKind.UNFIT, *more)
+        unfit = facts.NodesCordoned(self.state.round, (peer.host,), CordonKind.UNFIT, *more)
         return [Record(unfit)]
 
     # An agent is dead
@@ -136,7 +128,7 @@ class LossDetector:
             self._notice_at = now + self.timing.next_notice
             most = max(now - p.presence.silent_at(0.0) for p in silent)
             left = self.timing.loss - most
-            effects.append(Record(NodesSilent(hosts_of(silent), most, left)))
+            effects.append(Record(facts.NodesSilent(hosts_of(silent), most, left)))
         self._notice_at = self._notice_at if silent else math.inf
         deadlines = [self._deadline(p) for p in others]
         self.check_at = min([self._notice_at, *deadlines])
@@ -151,7 +143,7 @@ class LossDetector:
         self.roster.absent.discard(peer.place.index)
         self.roster.changed()
         self._end_round_without(peer)
-        return [] if self.state.end.is_final else [Record(NodeLost(peer.host, peer.why_lost))]
+        return [] if self.state.end.is_final else [Record(facts.NodeLost(peer.host, peer.why_lost))]
 
     def _end_round_without(self, peer: Peer) -> None:
         """End the round if the agent takes part in it."""
