@@ -33,7 +33,8 @@ class Orders:
     @property
     def start(self) -> str:
         """The incarnation of this head."""
-        return self._state.roster[self._state.me].last_report.incarnation
+        own = self._state.roster[self._state.me].report
+        return "" if own is None else own.incarnation
 
     def dismissal(self, agent: int, report: Report) -> Send:
         """Return an order that ends an agent that belongs to an earlier start of this head."""

@@ -57,8 +57,8 @@ class Stagers:
     @property
     def can_stage(self) -> bool:
         """Whether all `agents` can save in memory."""
-        reports = [self._state.roster[agent].last_report for agent in self.agents]
-        return bool(reports) and not any(report.stage_refused for report in reports)
+        reports = [self._state.roster[agent].report for agent in self.agents]
+        return bool(reports) and all(report and not report.stage_refused for report in reports)
 
     @property
     def missing(self) -> tuple[str, ...]:
