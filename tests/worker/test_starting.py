@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpclaunch.worker.death_notices import LONGEST, new_question, signed_answer
-from hpclaunch.worker.fork_server_messages import Start, Step, StoreExit, Template
+from hpclaunch.worker.fork_server_messages import Prepare, Start, Step, StoreExit, Template
 from hpclaunch.worker.json_lines import JsonLines
 from hpclaunch.worker.notice_board import NoticeBoard
 from hpclaunch.worker.processes import Spawner
@@ -72,7 +72,7 @@ def test_the_next_round_tries_again_to_start_a_template(starting, monkeypatch):
 def learned(starting):
     """A template that has a step to do."""
     template = starting.template
-    template.prepare((), {}, (), [], [Step("import", "numpy", None)])
+    template.prepare(Prepare([], {}, [], [], False, [Step("import", "numpy", None)]))
     template.state = State.READY
     template.process = SimpleNamespace(output=[os.memfd_create(name) for name in ("out", "err")])
     yield template

@@ -153,9 +153,9 @@ class ForkServer:
     def handle(self, request: messages.Request) -> None:
         runs = self.workers.is_running
         match request:
-            case messages.Prepare(argv, env, modules, own, now, steps):
-                self.template.prepare(argv, os.environ | env, modules, own, steps)
-                if now:
+            case messages.Prepare():
+                self.template.prepare(request)
+                if request.now:
                     self.starting.start_template()
             case messages.Listen(loopback):
                 try:

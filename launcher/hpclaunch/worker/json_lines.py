@@ -59,7 +59,7 @@ class AgentGoneError(Exception):
     """The agent has ended, or has closed its end."""
 
 
-class AgentChannel:
+class AgentChannel(JsonLines):
     """A helper's end of the socket to its agent: it reads requests and sends events. It stays open
     until the helper ends."""
 
@@ -67,25 +67,17 @@ class AgentChannel:
         end = socket.socket(fileno=int(fd))
         end.set_inheritable(False)  # it was inherited, but no child may have it
         atexit.register(end.close)
-        self._lines = JsonLines(end)
-
-    def fileno(self) -> int:
-        return self._lines.fileno()
-
-    @property
-    def descriptors(self) -> list[int]:
-        """The descriptors received with requests, for the caller to take out."""
-        return self._lines.descriptors
+        super().__init__(end)
 
     def read(self) -> list[dict[str, Any]]:
         """Wait for some bytes, and return the requests that are complete."""
         try:
-            return self._lines.receive()
+            return self.receive()
         except EOFError:
             raise AgentGoneError from None
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
-            self._lines.send(message)
+            super().send(message, descriptors)
         except (BrokenPipeError, ConnectionResetError):
             raise AgentGoneError from None

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from .fork_server_messages import Restart, Step
-from .messages import M
+from .messages import M, made
 
 MOST_BYTES = 1 << 20  # of a lesson
 
@@ -69,7 +69,7 @@ class RestartReports(WorkerPipe):
 
 def of_values(kind: type[M], values: Iterable[object]) -> M:
     """Return the message with these values of its fields. Raises ValueError or TypeError."""
-    return kind.of_fields(dict(zip(kind.__match_args__, values, strict=True)))
+    return made(kind, dict(zip(kind.__match_args__, values, strict=True)))
 
 
 class Lessons:

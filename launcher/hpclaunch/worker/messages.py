@@ -106,11 +106,6 @@ class Message:
         """Return a copy with other values of these fields."""
         return type(self)(**{**self.__dict__, **changes})
 
-    @classmethod
-    def of_fields(cls: type[M], fields: Mapping[str, object]) -> M:
-        """Return the message with these fields of a JSON object. Raises MessageError."""
-        return made(cls, fields)
-
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -129,7 +124,7 @@ def decode(kinds: Kinds[M], raw: object) -> M:
     op = fields.pop("op", None)
     if not isinstance(op, str) or op not in kinds:
         raise MessageError(f"unknown message {op!r}")
-    return kinds[op].of_fields(fields)
+    return made(kinds[op], fields)
 
 
 def never(message: NoReturn) -> NoReturn:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from .fork_server_messages import Step, Worker
+from .fork_server_messages import Prepare, Step, Worker
 from .json_lines import JsonLines
 from .lessons import Lesson
 from .messages import decode
@@ -63,16 +63,9 @@ class TemplateClient:
     def fileno(self) -> int:
         return -1 if self.process is None else self.process.fileno()
 
-    def prepare(
-        self,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        modules: Iterable[str],
-        own: list[str],
-        steps: Iterable[Step],
-    ) -> None:
-        self._argv, self._environ, self._modules, self._own = argv, environ, [*modules], own
-        self._steps = [*steps]
+    def prepare(self, request: Prepare) -> None:
+        self._argv, self._environ = request.argv, os.environ | request.env
+        self._modules, self._own, self._steps = request.modules, request.own, [*request.steps]
 
     def learn(self, steps: Lesson, own: Iterable[str]) -> None:
         """Have the next template do what workers of this round have done."""
@@ -102,8 +95,7 @@ class TemplateClient:
 
     def renew(self, *, idle: bool) -> None:
         """Begin to make a successor, if there is anything for it to do."""
-        if self.successor is not None:
-            self.drop_successor()
+        self.drop_successor()
         self._renewals += 1
         if self.state is not State.READY or not self._steps or self._renewals > MOST_RENEWALS:
             return
