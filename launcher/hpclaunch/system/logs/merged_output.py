@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from hpclaunch.worker import private_files
 
@@ -44,6 +45,9 @@ class OutputLine:
     text: bytes
 
 
+_Timed: TypeAlias = tuple[float, OutputLine | None]
+
+
 @dataclass(frozen=True, slots=True)
 class LineFilter:
     """A choice of lines."""
@@ -56,22 +60,15 @@ class LineFilter:
 
 def merged(streams: Iterable[tuple[float, Iterator[OutputLine]]]) -> Iterator[OutputLine]:
     """Yield the lines of streams by time. Each stream has a time before which it is not read."""
-    waiting = deque(sorted(streams, key=lambda stream: stream[0]))
-    heap: list[tuple[float, int, OutputLine, Iterator[OutputLine]]] = []
-    number = 0
-    while waiting or heap:
-        while waiting and (not heap or waiting[0][0] <= heap[0][0]):
-            begin, stream = waiting.popleft()
-            number += 1
-            if (line := next(stream, None)) is not None:
-                heapq.heappush(heap, (max(begin, line.time), number, line, stream))
-        if heap:
-            _, own, line, stream = heap[0]
-            yield line
-            if (following := next(stream, None)) is None:
-                heapq.heappop(heap)
-            else:
-                heapq.heapreplace(heap, (following.time, own, following, stream))
+
+    def beginning(begin: float, stream: Iterator[OutputLine]) -> Iterator[_Timed]:
+        yield begin, None  # the stream is read once this is the earliest
+        for line in stream:
+            yield max(begin, line.time), line
+
+    in_order = sorted(streams, key=lambda stream: stream[0])
+    timed = heapq.merge(*(beginning(*each) for each in in_order), key=lambda each: each[0])
+    yield from (line for _, line in timed if line is not None)
 
 
 def _changed(path: Path) -> float:

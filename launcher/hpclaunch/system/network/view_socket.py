@@ -27,7 +27,7 @@ CONNECTION = socket.SOCK_SEQPACKET
 MOST = 16  # questions at a time
 _QUESTION = 64  # bytes
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_DESCRIPTOR = struct.Struct("i")
+_ROOM = 16  # descriptors; credentials, which come first, take the room of some
 
 
 def name_of(user: int) -> bytes:
@@ -43,15 +43,11 @@ def receive_own(end: socket.socket, most: int) -> tuple[bytes, list[int]]:
     """
     space = socket.CMSG_SPACE(_CREDENTIALS.size)
     _, ancillary, _, _ = end.recvmsg(1, space, socket.MSG_PEEK)
-    is_own = _uid_of(ancillary) == os.geteuid()
-    space += socket.CMSG_SPACE(_DESCRIPTOR.size) if is_own else 0
-    text, ancillary, _, _ = end.recvmsg(most, space)
-    fds: list[int] = []
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            whole = len(data) - len(data) % _DESCRIPTOR.size
-            fds += [fd for (fd,) in _DESCRIPTOR.iter_unpack(data[:whole])]
-    return text if is_own else b"", fds
+    if _uid_of(ancillary) != os.geteuid():
+        end.recv(most)
+        return b"", []
+    text, fds, _, _ = socket.recv_fds(end, most, _ROOM)
+    return text, fds
 
 
 def _uid_of(ancillary: list[tuple[int, int, bytes]]) -> int | None:
