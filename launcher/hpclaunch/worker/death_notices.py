@@ -36,17 +36,12 @@ def notice(agent: int, incarnation: str) -> str:
 
 def notice_secret(key: bytes, text: bytes) -> bytes:
     """Return the secret with which the host that keeps this notice signs questions."""
-    import hmac
-
-    return hmac.digest(key, text, "sha256")
+    return _digest(key, text)
 
 
 def signed_answer(text: bytes, secret: bytes, question: bytes) -> bytes:
     """Return the answer to a question: the notice, and a signature of the question."""
-    import hmac
-
-    signature = hmac.digest(secret, question, "sha256").hex()
-    return b"%b %b\n" % (text, signature.encode())
+    return b"%b %b\n" % (text, _digest(secret, question).hex().encode())
 
 
 def proves_death(
@@ -70,6 +65,10 @@ def proves_death(
 
 def release_word(key: bytes, agent: int) -> str:
     """Return the word that takes down the notice of a restarted agent's predecessor."""
+    return _digest(key, f"release {agent}".encode()).hex()
+
+
+def _digest(key: bytes, text: bytes) -> bytes:
     import hmac
 
-    return hmac.digest(key, f"release {agent}".encode(), "sha256").hex()
+    return hmac.digest(key, text, "sha256")
