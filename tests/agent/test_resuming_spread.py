@@ -110,7 +110,7 @@ def choose(resuming, *avoid, agents=(0, 1)):
 def found(path, step=2):
     """Return what the stager has found."""
     words = ("torch.save", step, "step-{}.pt", "by its name", f"{path} 1", 10**9, 5, 0.0)
-    return FoundCheckpoint(str(path), path.name, *words, True, None, None, False)
+    return FoundCheckpoint(str(path), path.name, *words, True, None, False)
 
 
 def test_before_a_round_the_search_is_in_this_nodes_memory(resuming, staging, tmp_path):

@@ -45,7 +45,8 @@ SPARED = (  # signals that Slurm or a terminal sends to every process; only the 
 Handlers: TypeAlias = Mapping[
     int, Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 ]
-_libc = ctypes.CDLL(None, use_errno=True)
+# Found now: a child that has just been forked may take no lock.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def user_name(uid: int) -> str:
@@ -59,7 +60,7 @@ def user_name(uid: int) -> str:
 
 
 def prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0):
+    if _prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 

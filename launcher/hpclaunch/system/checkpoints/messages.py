@@ -70,7 +70,6 @@ class FoundCheckpoint(Message):
     size: int
     took: float  # seconds that the save took at least; 0 for a single file
     is_read: bool  # every byte was read, or --verify reads none
-    world: int | None
     lacks: str | None  # why it cannot be used; None if it is complete
     quiet: bool  # not worth a line to the user as long as there is another checkpoint
     later: str = ""  # the name of the newest of a lower step that was saved later, and when

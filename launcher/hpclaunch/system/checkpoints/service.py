@@ -160,7 +160,6 @@ def seen(found: ExaminedCheckpoint, *, is_read: bool = False) -> messages.FoundC
         size=found.size,
         took=found.took,
         is_read=is_read,
-        world=candidate.world,
         lacks=found.lacks,
         quiet=found.quiet,
         later="" if found.later is None else found.later.name,
