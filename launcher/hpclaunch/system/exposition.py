@@ -37,10 +37,6 @@ class Exposition(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def describe(self) -> list[Metric]:
-        """Return no names in advance: they depend on the job."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         for family in self._families():
             metric = Metric(family.name, family.help, family.kind.value, family.unit)
