@@ -320,8 +320,7 @@ class ForkServer:
         """Wait for a moment, then reap the children that have ended. The notice board answers
         questions meanwhile."""
         self.board.serve(0.05, self.wakeup)
-        self.wakeup.drain()
-        self.reap()
+        self.on_wakeup()
 
     def leave(self, *, agent_died: bool) -> None:
         """End everything, since the agent is gone, or this process has failed. The copier may end

@@ -95,15 +95,11 @@ def _random_states(
     """
     first = candidate.folder.files.get(FIRST)
     names = {name for c in (candidate, *others) for name in c.folder.files}
-    is_alone = not any(map(_is_of_another_rank, names))
+    is_alone = {*filter(RANDOM.fullmatch, names)} <= {FIRST}
     if first is not None and is_alone and candidate.facts.is_settled(first.time):
         candidate.world = 1
         return {0: first}
     return candidate.files_of_ranks(RANDOM, "random_states_{}.pkl")
-
-
-def _is_of_another_rank(name: str) -> bool:
-    return name != FIRST and RANDOM.fullmatch(name) is not None
 
 
 def _neighbour(
