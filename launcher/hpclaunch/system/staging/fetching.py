@@ -8,12 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, zip_longest
 from typing import Protocol, TypeAlias
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import Identity, StagedFile
@@ -30,8 +31,16 @@ LENGTH = 8  # bytes at the begin of a safetensors file, which have the length of
 LARGEST = 256 << 20  # bytes of a file that are read from begin to end; more would fill the memory
 Data: TypeAlias = bytes | memoryview
 Span: TypeAlias = tuple[int, int]  # offset and length
-# The CRC-32 of pieces, by file name and span. It finds accidents; encryption keeps attackers out.
-Sums: TypeAlias = dict[tuple[str, Span], int]
+# The checksums of pieces, by file name and span, find accidents. Encryption keeps attackers out.
+Sums: TypeAlias = dict[tuple[str, Span], bytes]
+_sums = AESGCM(AESGCM.generate_key(128))
+
+
+def checksum(data: Data) -> bytes:
+    """Return a checksum that only this process can compare. It is a GMAC, which takes a fifth of the
+    CPU time of CRC-32 wherever AES is fast.
+    """
+    return _sums.encrypt(bytes(12), b"", data)
 
 
 class Source(Protocol):
@@ -87,7 +96,7 @@ def _fetch_piece(
     if len(view) != length:
         raise OSError(errno.EBADMSG, "another node has sent a wrong number of bytes", file.name)
     if sums is not None:
-        sums[file.name, span] = zlib.crc32(view)
+        sums[file.name, span] = checksum(view)
     fd = os.open(os.path.join(drafted, file.name), os.O_WRONLY | os.O_CLOEXEC)
     try:
         while view:

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import os
 import stat
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -28,7 +27,18 @@ from hpclaunch.system.shared import packing
 from . import copying
 from .contents import HERE, file_at, tree
 from .copying import Between, GivenUpError, at_once, hold
-from .fetching import PIECE, Data, Source, Sums, pieces, place_all, receive, refuse_links, safe
+from .fetching import (
+    PIECE,
+    Data,
+    Source,
+    Sums,
+    checksum,
+    pieces,
+    place_all,
+    receive,
+    refuse_links,
+    safe,
+)
 from .publishing import draft_beside, place, remove
 from .room import Room, room
 from .stage_directory import FETCHED, KEPT, LENT, RECORD, RESTORE
@@ -110,7 +120,7 @@ class StageNode:
         if not is_same or len(data) != length:
             raise GivenUpError("it is being written again")
         known = self._sums.get(kept, {}).get((name, (offset, length)))
-        if known is not None and zlib.crc32(data) != known:
+        if known is not None and checksum(data) != known:
             self._damaged.add((kept, name))
         if (kept, name) in self._damaged:
             raise OSError(DAMAGED, "its bytes have changed", name)
