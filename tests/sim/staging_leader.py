@@ -238,7 +238,7 @@ class Leader:
         self.world.say(f"leader {self.node.index}: restore {number}: {what} of {len(found)}")
         if chosen is None and self.cluster.storage:
             chosen = yield from self._from_storage()
-        outdated = choice.outdated([chosen] if chosen else [], found, holdings)
+        outdated = choice.outdated([chosen] if chosen else [], found, holdings, receivers)
         while chosen is not None:
             _, holdings = yield from self.look()
             wave = copies.restoring(chosen, holdings, receivers)

@@ -140,7 +140,15 @@ def test_files_of_a_node_that_was_not_there_do_not_count() -> None:
 def test_nothing_newer_than_the_choice_is_left() -> None:
     holdings = after_a_save()[::2]  # node 1 is lost
     holdings[1].files |= {"last/2": (10, 150), "log": (1, 1)}
-    removed = outdated([], [MIXED], holdings)
+    removed = outdated([], [MIXED], holdings, [0, 2])
     assert removed == {0: {"last/meta"}, 2: {"last/0", "last/meta"}}
-    removed = outdated([OLD], [MIXED], holdings)
+    removed = outdated([OLD], [MIXED], holdings, [0, 2])
     assert removed == {0: set(), 2: {"last/2"}}  # a shard of a save by more nodes
+
+
+def test_a_node_that_gets_no_files_keeps_none_of_another_save() -> None:
+    """The others have restored an older one while it was cut off."""
+    holdings = after_a_save()
+    removed = outdated([OLD], [MIXED], holdings, [1, 2])
+    assert removed[0] == {f.name for f in OLD.files if not holdings[0].has(f)}
+    assert removed[0]

@@ -160,6 +160,13 @@ def test_a_node_that_returns_with_nothing_has_deleted_nothing() -> None:
     assert deletions(holdings, [new, *holdings[1:]]) == []
 
 
+def test_a_node_on_which_no_worker_has_run_has_deleted_nothing() -> None:
+    holdings = nodes(FIRST)
+    holdings[0] = replace(holdings[0], restore=LastRestore())  # a restore has failed there
+    new = replace(holdings[0], files={})
+    assert deletions(holdings, [new, *holdings[1:]]) == []
+
+
 def test_a_file_that_is_written_again_is_not_deleted() -> None:
     holdings = nodes(FIRST)
     again = replace(holdings[0], files={"step-100/0": (10, 150)})  # the other one is to follow

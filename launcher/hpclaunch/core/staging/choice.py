@@ -93,23 +93,26 @@ def choice(
 
 
 def outdated(
-    restored: Sequence[Manifest], found: Sequence[Manifest], holdings: Sequence[Holding]
+    restored: Sequence[Manifest],
+    found: Sequence[Manifest],
+    holdings: Sequence[Holding],
+    nodes: Collection[int],
 ) -> dict[int, frozenset[str]]:
     """Return, by node, the files to remove after a restore, so that a search there finds the chosen
     generation and nothing newer: files of which the view shows another version, the decisive files
     of mixtures, and files in the directories of restored checkpoints that are not part of these.
 
-    `restored` are the chosen generation and older ones. `found` and `holdings` are those from which
-    it was chosen.
+    `restored` are the chosen generation and older ones, which `nodes` have now. `found` and
+    `holdings` are those from which it was chosen.
     """
     view = shown(holdings)
     mixed = {m.decisive for m in mixtures(found, holdings)}
-    staying = {f.name for m in restored for f in m.files}
+    staying = {f.name: f for m in reversed(restored) for f in m.files}
     moved = tuple(f"{path}/" for m in restored for path in m.moved if path != ".")
 
     def is_outdated(holding: Holding, name: str) -> bool:
         if name in staying:
-            return False
+            return holding.node not in nodes and not holding.has(staying[name])
         is_shown = name in view and view[name].files[name] == holding.files[name]
         return not is_shown or name in mixed or f"{name}/".startswith(moved)
 

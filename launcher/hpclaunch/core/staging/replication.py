@@ -225,6 +225,8 @@ class Replication:
             self._deleted = {}  # the restore may have brought them back
             self._dropped = {each for each in self._dropped if each[0] != holding.node}
             return {}
+        if not last.restore.number:  # what an interrupted restore has left: no worker has run there
+            return {}
         dropped = {name for node, name in self._dropped if node == holding.node}
         return {
             generation: manifest

@@ -110,7 +110,7 @@ class Gathering:
         fetched += self._fetch_others(request)
         if has_lost_node:
             self._forget_lost(restored)
-        self._complete(restored, outdated(restored, found, holdings), request)
+        self._complete(restored, outdated(restored, found, holdings, request.nodes), request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
         skipped = (*sorted(damaged), *skipped)
