@@ -162,8 +162,9 @@ def test_a_node_that_returns_with_nothing_has_deleted_nothing() -> None:
 
 def test_a_node_on_which_no_worker_has_run_has_deleted_nothing() -> None:
     holdings = nodes(FIRST)
-    holdings[0] = replace(holdings[0], restore=LastRestore())  # a restore has failed there
-    new = replace(holdings[0], files={})
+    left = frozenset(holdings[0].files)  # by a restore that has failed
+    holdings[0] = replace(holdings[0], restore=LastRestore(), fetched=left)
+    new = replace(holdings[0], files={}, fetched=frozenset())
     assert deletions(holdings, [new, *holdings[1:]]) == []
 
 

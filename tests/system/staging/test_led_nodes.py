@@ -1236,6 +1236,18 @@ def test_room_for_two_copies_of_another_node_is_needed(nodes, monkeypatch):
 # The end
 
 
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "__0_1.distcp"])
+def test_what_a_save_to_the_same_name_has_cut_short_is_flushed(nodes, tmp_path, name):
+    """A kill has ended the next save, on any node; the buddies have the checkpoint before it."""
+    stager = nodes.lead(0)
+    expected = picture(dcp(nodes, 1, tmp_path, key="last"))
+    nodes.replicate(stager, 4)
+    (torn,) = (s / "last" / name for s in nodes.stages if (s / "last" / name).exists())
+    torn.write_bytes(torn.read_bytes()[:-9])
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert picture(nodes.storage) == expected
+
+
 def test_what_only_buddies_have_is_flushed(nodes):
     stager = nodes.lead(1)
     write(nodes.stages[2] / "step-1.pt", 1)

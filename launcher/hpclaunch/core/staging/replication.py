@@ -225,8 +225,6 @@ class Replication:
             self._deleted = {}  # the restore may have brought them back
             self._dropped = {each for each in self._dropped if each[0] != holding.node}
             return {}
-        if not last.restore.number:  # what an interrupted restore has left: no worker has run there
-            return {}
         dropped = {name for node, name in self._dropped if node == holding.node}
         return {
             generation: manifest
@@ -243,6 +241,8 @@ class Replication:
         seen = {}
         for manifest in (*(m for m, _ in last.checkpoints.values()), *found):
             held = frozenset(f.name for f in manifest.files if holding.has(f))
+            if not holding.restore.number:
+                held -= holding.fetched  # left by a restore that has failed: no worker has run here
             if names := held & manifest.own:
                 seen[manifest.generation] = manifest, names
         if last.restore == holding.restore:  # else files may have been removed by the restore

@@ -118,9 +118,10 @@ class Gathering:
 
     def collect(self, damaged: dict[Manifest, str]) -> tuple[list[str], str]:
         """Fetch the newest checkpoint to this node if only buddies still have it, so that the flush
-        can copy it. Return the paths that are missing, and why. If the copy of a checkpoint is
-        damaged, add that to `damaged`, and fetch another copy or the next older checkpoint. Raises
-        OSError and GivenUpError if a node does not answer.
+        can copy it, and delete what is left of a later save with its names: that would hide it.
+        Return the paths that are missing, and why. If the copy of a checkpoint is damaged, add that
+        to `damaged`, and fetch another copy or the next older checkpoint. Raises OSError and
+        GivenUpError if a node does not answer.
         """
         self._nodes.refresh_soon()
         request = Restore(0, (), (self._nodes.index,))
@@ -129,6 +130,11 @@ class Gathering:
         if chosen is not None and all(m.generation != chosen.generation for m in found):
             try:
                 self._gather(chosen, request)
+                names = {
+                    h.node: {f.name for f in chosen.files if not h.has(f)}
+                    for h in self._nodes.holdings
+                }
+                self._delete(names)
             except DamagedError as e:
                 damaged[chosen] = str(e)
                 return self.collect(damaged)
