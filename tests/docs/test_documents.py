@@ -154,7 +154,7 @@ def test_a_command_that_is_shown(
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    module = importlib.import_module(f"hpclaunch.cli.{COMMANDS[command]}")
+    module = importlib.import_module(f"hpclaunch.cli.{command}")
     parser: Parser = getattr(module, "PARSER", Parser)(prog=command)
     module.prepare_parser(parser)
     return parser

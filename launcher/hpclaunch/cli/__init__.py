@@ -17,23 +17,11 @@ from typing import TextIO
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import for_console
 
-# The commands and their modules.
-COMMANDS = {
-    "checkpoints": "checkpoints",
-    "doctor": "doctor",
-    "logs": "logs",
-    "notice": "give_notice",  # hpclaunch.notice is for scripts
-    "replay": "replay",
-    "report": "report",
-    "restart": "restart",
-    "sbatch": "sbatch",
-    "shim": "shim",
-    "stacks": "stacks",
-    "status": "status",
-    "stop": "stop",
-    "top": "top",
-}
-
+# Each is the module of that name.
+COMMANDS = (
+    *("checkpoints", "doctor", "logs", "notice", "replay", "report", "restart", "sbatch", "shim"),
+    *("stacks", "status", "stop", "top"),
+)
 MANY = 1000  # pieces to write at once
 
 

@@ -62,7 +62,7 @@ def _is_script(name: str) -> bool:
 
 def _command(name: str, words: list[str]) -> int:
     try:
-        module = importlib.import_module(f"{__package__}.{COMMANDS[name]}")
+        module = importlib.import_module(f"{__package__}.{name}")
         kind: type[Parser] = getattr(module, "PARSER", Parser)
         parser = kind(prog=f"hpclaunch {name}", description=module.__doc__)
         module.prepare_parser(parser)

@@ -43,8 +43,8 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(prog=PROGRAM, parser_class=Parser, required=False)
-    for name, file in COMMANDS.items():
-        module = importlib.import_module(f"{__package__}.{file}")
+    for name in COMMANDS:
+        module = importlib.import_module(f"{__package__}.{name}")
         first = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=first, description=first)
         module.prepare_parser(command)
