@@ -24,6 +24,8 @@ from hpclaunch.core.protocol.model import (
 )
 from hpclaunch.core.protocol.timing import DEFAULTS
 
+from .values import number
+
 if TYPE_CHECKING:
     from hpclaunch.agent.config import Config
 
@@ -210,10 +212,7 @@ def another_run(options: argparse.Namespace) -> str:
 def rdzv_seconds(options: argparse.Namespace, key: str, default: float) -> float:
     """Return the time-out under this key of --rdzv-conf, in seconds."""
     said = (options.rdzv_conf or {}).get(key, default)
-    try:
-        seconds = float(said)
-    except ValueError:
-        seconds = 0.0
+    seconds = number(said)
     if not 0 < seconds < math.inf:
         raise UsageError(f"--rdzv-conf {key}={said}: not a number of seconds")
     return seconds

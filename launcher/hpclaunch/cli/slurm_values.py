@@ -11,6 +11,8 @@ from argparse import ArgumentTypeError
 
 from hpclaunch.core.protocol.model import END_SIGNALS, FORWARDED
 
+from .values import number
+
 MOST_HOURS = 1_000_000  # a century
 
 
@@ -54,10 +56,7 @@ def seconds(limit: str) -> int:
 
 
 def hours(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = number(text)
     if not 0 < value <= MOST_HOURS:
         raise ArgumentTypeError(f"{text!r} is not a number of hours, such as 72")
     return value

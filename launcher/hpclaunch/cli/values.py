@@ -27,6 +27,14 @@ MEMORY = "/dev/shm"  # noqa: S108 - the parent of the directory of --stage
 NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
 
 
+def number(text: str | float) -> float:
+    """Return a number, or for any other text NaN, which is within no limits."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def integer(least: int, most: float = math.inf) -> Callable[[str], int]:
     wanted = f"{least} or more" if most == math.inf else f"from {least} to {most}"
 
@@ -44,10 +52,7 @@ def integer(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 def seconds(text: str) -> float:
     """Parse a number of seconds, 0 or more, other than nan and inf."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number(text)
     if not 0 <= value < math.inf:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
@@ -230,10 +235,7 @@ def threads(text: str) -> str:
     """Parse auto, or a percentage of a GPU."""
     if text == "auto":
         return text
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = math.nan
+    value = number(text.removesuffix("%"))
     if not 0 < value <= 100:
         raise ArgumentTypeError(f"{text!r} is neither auto nor a percentage above 0, up to 100")
     return f"{value:g}"
