@@ -69,27 +69,22 @@ class Resuming(Adapter):
         look_at_disk: Callable[[Disk], None],
         staging: Staging | None = None,
     ) -> None:
-        config = context.config
+        self._config = config = context.config
         self._staging = staging
         self._settings = config.checkpoints
         self._where = "" if config.checkpoints is None else config.checkpoints.where
         self._is_replaced = context.logs.is_replaced
-        self._command = config.command
         self._record = context.record
         self._suggests = config.checkpoints is None  # suggest a directory at the first restart
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
         self._searched = ""  # the directory in which it searches
         self._used_at = -math.inf  # the last request or reply
-        self._local = config.job.local
         self._host = context.host
         self._number = 0  # of the newest request
         self._search_number = 0  # of the pending search, or 0
         self._stager_number = 0  # of the search that the stager does instead, or 0
-        self._question = 0  # the core's number for that search
-        self._avoid: dict[int, str] = {}  # why a checkpoint is skipped, by checksums of identities
-        self._ended_well = False  # the workers of the last round have finished all saves
-        self._is_last = False  # no round is to begin with what the search finds
+        self._asked = effects.ChooseCheckpoint()  # the core's last request for a search
         self._search_tries = 0  # left
         self._chose = False  # this agent has chosen the next round's checkpoint
         self._choice = events.CheckpointChosen("")  # the last one of this agent
@@ -131,7 +126,7 @@ class Resuming(Adapter):
     @property
     def _is_last_on_storage(self) -> bool:
         """Whether the last search has to find what the script has saved on storage itself."""
-        return self._is_last and self._staging is not None and self._staging.saves_directly
+        return self._asked.is_last and self._staging is not None and self._staging.saves_directly
 
     def _flush(self, effect: effects.FlushStage) -> list[events.Event]:
         assert self._staging is not None, "the job stages"
@@ -226,9 +221,7 @@ class Resuming(Adapter):
         if self._settings is None:
             self._suggest()
             return [events.CheckpointChosen("", number=effect.number)]
-        self._search_tries, self._avoid = TRIES, dict(effect.avoid)
-        self._question, self._ended_well = effect.number, effect.ended_well
-        self._is_last = effect.is_last
+        self._asked, self._search_tries = effect, TRIES
         if self._staging is None or self._is_last_on_storage:
             return self._begin_search()
         self._search_number = self._stager_number = 0
@@ -236,7 +229,7 @@ class Resuming(Adapter):
         if spread is not None and not effect.agents:
             spread.forget_search()  # else an earlier search would replace this one when called
             if effect.ended_well:
-                spread.note_rounds(self._rounds_to_judge, hurry=True)
+                spread.note_rounds(self._rounds_to_judge(ended_well=True), hurry=True)
             self._number += 1
             self._stager_number, self._newest_number = self._number, 0
             spread.search(self._number, self._found_in_memory)
@@ -245,11 +238,10 @@ class Resuming(Adapter):
             self._served()  # the process starts while the search waits
         return self._staging.before_search(self._begin_search, effect)
 
-    @property
-    def _rounds_to_judge(self) -> Rounds:
-        """The rounds so far. If the last one has ended well, none of its saves is unfinished."""
+    def _rounds_to_judge(self, *, ended_well: bool) -> Rounds:
+        """Return the rounds so far. If the last one has ended well, all its saves are finished."""
         rounds = self._rounds
-        if self._ended_well and rounds:
+        if ended_well and rounds:
             begun, _, world = rounds[-1]
             rounds = (*rounds[:-1], (begun, SETTLED, world))
         return rounds
@@ -260,7 +252,7 @@ class Resuming(Adapter):
             return
         self._suggests = False
         with contextlib.suppress(OSError):
-            self._served().send(Suggest(self._command, self._rounds[0][0]))
+            self._served().send(Suggest(self._config.command, self._rounds[0][0]))
 
     def _begin_search(self) -> list[events.Event]:
         self._search_tries -= 1
@@ -271,7 +263,8 @@ class Resuming(Adapter):
             return [self._failed(_cannot_start(e))]
         self._number += 1
         self._search_number, self._newest_number = self._number, 0
-        service.search(self._number, self._rounds_to_judge, self._avoid)
+        rounds = self._rounds_to_judge(ended_well=self._asked.ended_well)
+        service.search(self._number, rounds, dict(self._asked.avoid))
         return []
 
     def look(self, look: Look | None) -> list[events.Event]:
@@ -299,7 +292,7 @@ class Resuming(Adapter):
         self._look_number = self._number
         if self.stage is not None:
             look = replace(look, path=self.stage.staged(look.path))
-        service.look(self._number, look, local=self._local)
+        service.look(self._number, look, local=self._config.job.local)
         return []
 
     @property
@@ -322,7 +315,7 @@ class Resuming(Adapter):
             if spread is not None:
                 spread.search(number, self._found_in_memory)
             else:
-                self._served().search(number, self._rounds, self._avoid)
+                self._served().search(number, self._rounds, dict(self._asked.avoid))
             self._number = self._newest_number = number
 
     def find_last(self, *, ended_well: bool) -> None:
@@ -330,15 +323,15 @@ class Resuming(Adapter):
         to LAST_LIMIT. Do nothing if a search for the last one was answered already. `ended_well`:
         the workers have finished all saves.
         """
-        if not (self._settings and self._rounds) or self._is_last or self.stage is not None:
+        if not (self._settings and self._rounds) or self._asked.is_last or self.stage is not None:
             return
-        self._ended_well = ended_well
         self._number += 1
         until = time.monotonic() + LAST_LIMIT
         with contextlib.suppress(OSError):  # no process can be started now
             service = self._served()
             self._newest_number = self._number
-            service.search(self._number, self._rounds_to_judge, self._avoid)
+            rounds = self._rounds_to_judge(ended_well=ended_well)
+            service.search(self._number, rounds, dict(self._asked.avoid))
             while self._newest_number and service.wait(until - time.monotonic()):
                 self.ready((service.fileno(),), time.monotonic())
         self._newest_number = 0
@@ -505,8 +498,8 @@ class Resuming(Adapter):
         the script saves under the same name again: storage has the save before. Return whether a
         restore has begun; another search follows it.
         """
-        found, whys = searched.found, self._avoid.values()
-        if self._staging is None or self._is_last:
+        found, whys = searched.found, [why for _, why in self._asked.avoid]
+        if self._staging is None or self._asked.is_last:
             return False
         avoid = tuple(self._stored(each.path) for each in found if each.lacks in whys)
         is_found = bool(found) and found[-1].lacks is None
@@ -534,7 +527,7 @@ class Resuming(Adapter):
         passed_over += () if self._staging is None else self._staging.skipped
         if newest is None:
             return events.CheckpointChosen(
-                "", passed_over, lacking=lacking, number=self._question, staged=staged
+                "", passed_over, lacking=lacking, number=self._asked.number, staged=staged
             )
         path = self._stored(newest.path)
         medium = "" if self.stage is None else f", {self.stage.medium}"
@@ -551,7 +544,7 @@ class Resuming(Adapter):
             rounds=self._near(newest.time),
             is_read=newest.is_read,
             age=_age(newest),
-            number=self._question,
+            number=self._asked.number,
             staged=staged,
         )
         return self._choice
@@ -571,7 +564,7 @@ class Resuming(Adapter):
     def _failed(self, why: str) -> events.SearchFailed:
         self._search_number = 0
         reason = f"cannot look for checkpoints in {self._where}: {why}"
-        return events.SearchFailed(Trouble(Origin.TROUBLE, reason), self._question)
+        return events.SearchFailed(Trouble(Origin.TROUBLE, reason), self._asked.number)
 
 
 def _scale(found: FoundCheckpoint, path: str) -> str:
