@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from hpclaunch.agent.fork_server import ForkServer
-from hpclaunch.agent.logs import LastWords
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import Query, QueryKind
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
@@ -66,7 +65,7 @@ def fork_server():
         note=None,
         record=None,
     )
-    return ForkServer(context, DeadClient(), None, LastWords(logs), None, None, Resuming())
+    return ForkServer(context, DeadClient(), None, None, None, Resuming())
 
 
 UNFIT = [

@@ -59,7 +59,7 @@ def health(monkeypatch, recorded, asked):
         SimpleNamespace(
             config=config,
             host="n1",
-            logs=SimpleNamespace(ask=lambda _, done: asked.append(done)),
+            logs=SimpleNamespace(ask=lambda _, done, limit: asked.append(done), service=1),
             record=recorded.append,
             note=lambda *_: None,
         )
@@ -91,11 +91,21 @@ def test_gpus_are_not_checked_where_no_process_can_start_and_the_next_check_trie
     assert health._watcher.checked == [1]
 
 
-def test_a_late_answer_about_the_disk_is_not_that_of_the_next_check(health_with_logs, asked):
-    health, disk = health_with_logs, messages.DiskFound(1, Disk("/logs", free=1 << 40))
-    assert check(health) == []
-    assert health.update(health.deadline()) == [events.HealthFound("")]
-    assert check(health) == []
-    first, second = asked
-    assert first(disk) == []
-    assert second(disk) == [events.HealthFound("")]
+def test_without_an_answer_about_the_disk_the_check_continues_with_a_warning(
+    health_with_logs, asked, recorded
+):
+    assert check(health_with_logs) == []
+    (done,) = asked
+    assert done(None) == [events.HealthFound("")]
+    assert "its file system does not answer" in recorded[0].found
+
+
+def test_the_successor_of_a_killed_log_service_is_asked_about_the_disk(
+    health_with_logs, asked, recorded
+):
+    assert check(health_with_logs) == []
+    health_with_logs._logs.service += 1
+    assert asked.pop()(None) == []
+    disk = messages.DiskFound(1, Disk("/logs", free=1 << 40))
+    assert asked.pop()(disk) == [events.HealthFound("")]
+    assert not any("does not answer" in fact.found for fact in recorded)

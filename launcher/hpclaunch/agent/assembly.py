@@ -29,7 +29,7 @@ from .health_watch import HealthWatch
 from .history_keeping import HistoryKeeping
 from .joining import join
 from .ledger_keeping import LedgerKeeping
-from .logs import LastWords, Logs, LogsLostError
+from .logs import Logs, LogsLostError
 from .loop import Loop
 from .metrics import Metrics
 from .notifying import Notifying
@@ -88,13 +88,13 @@ class Agent:
         )
         self.control = control = Control(own)
         recording.journal.began(own)
-        output, last_words = Output(context), LastWords(logs)
+        output = Output(context)
         self._health = health = HealthWatch(context)
         self._sharing = sharing = GpuSharing(context)
         staging = _staging(context, control, network)
         resuming = Resuming(context, health.look_at_checkpoints, staging)
         self._fork_server = fork_server = ForkServer(
-            context, server, output, last_words, health, sharing, resuming
+            context, server, output, health, sharing, resuming
         )
         network.leave_notice(fork_server.post_on_death, incarnation)
         end_watch = EndWatch(context)
@@ -105,7 +105,6 @@ class Agent:
         adapters: tuple[Adapter, ...] = (
             Signalling(signals, fork_server.resize, staging),
             logs,
-            last_words,
             fork_server,
             health,
             sharing,

@@ -55,13 +55,13 @@ class ForkServer(Adapter):
         context: Context,
         client: ForkServerClient,
         output: Output,
-        last_words: LastWords,
         health: HealthWatch,
         sharing: GpuSharing,
         resuming: Resuming,
     ) -> None:
         self._config, self._environ, self._client = context.config, context.environ, client
-        self._output, self._logs, self._last_words = output, context.logs, last_words
+        self._output, self._logs = output, context.logs
+        self._last_words = LastWords(context.logs)
         self._health, self._sharing, self._resuming = health, sharing, resuming
         self._note, self._record = context.note, context.record
         self._native_stacks = evidence.NativeStacks(context.errands)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Collection, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ..core.health.findings import Finding, Grade, failed, reason
@@ -42,7 +40,6 @@ class HealthWatch(Adapter):
         # Warnings about the whole node are recorded by the first of its agents.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
-        self._disk_until = math.inf  # time limit of the answer about the logs' disk
         self._watcher: GpuWatcherClient | None = None
         self._checks = 0  # how many have begun to check the host
         self.use: tuple[GpuUse, ...] = ()  # the newest reading of the GPUs' use
@@ -58,8 +55,7 @@ class HealthWatch(Adapter):
         return () if watcher is None or watcher.lost else (watcher.fileno(),)
 
     def deadline(self) -> float:
-        watcher = self._watcher
-        return min(self._disk_until, math.inf if watcher is None else watcher.next_deadline())
+        return math.inf if self._watcher is None else self._watcher.next_deadline()
 
     def close(self) -> None:
         if self._watcher is not None:
@@ -71,23 +67,22 @@ class HealthWatch(Adapter):
         """Begin a check by asking the log service about its disk, since a file system may hang."""
         if self._config.logs is None:
             return self._check(None)
-        self._disk_until = time.monotonic() + DISK_LIMIT
-        question = messages.LookAtDisk(str(self._config.logs.path))
-        self._logs.ask(question, partial(self._on_disk, self._checks))
-        return []
+        path, service = str(self._config.logs.path), self._logs.service
 
-    def _on_disk(self, check: int, reply: messages.Reply | None) -> list[events.Event]:
-        if check != self._checks:  # too late
-            return []
-        if isinstance(reply, messages.DiskFound):
-            return self._check(reply.disk)
-        return self._ask_for_disk()
+        def done(reply: messages.Reply | None) -> list[events.Event]:
+            if isinstance(reply, messages.DiskFound):
+                return self._check(reply.disk)
+            if service is not self._logs.service:  # its successor was not asked
+                return self._ask_for_disk()
+            return self._check(Disk(path, silent=True))
+
+        self._logs.ask(messages.LookAtDisk(path), done, DISK_LIMIT)
+        return []
 
     def _check(self, logs: Disk | None) -> list[events.Event]:
         """Check the host, and have the GPU watcher check the GPUs. The event HealthFound follows,
         now or later. `logs` is the disk of the log directory.
         """
-        self._disk_until = math.inf
         number, self._checks = self._checks, self._checks + 1
         dead, self._ranks, self._faults = tuple(self._ranks), {}, {}
         seen = host.read(
@@ -148,14 +143,10 @@ class HealthWatch(Adapter):
         return [event for report in reports for event in self._on_report(report)]
 
     def update(self, now: float) -> list[events.Event]:
-        """Continue without answers that are too late."""
-        found: list[events.Event] = []
-        if now >= self._disk_until:
-            assert self._config.logs is not None, "the log service was asked about its disk"
-            found += self._check(Disk(str(self._config.logs.path), silent=True))
-        if self._watcher is not None and now >= self._watcher.next_deadline():
-            found += self._on_report(self._watcher.expire())
-        return found
+        """Continue without an answer that is too late."""
+        if self._watcher is None or now < self._watcher.next_deadline():
+            return []
+        return self._on_report(self._watcher.expire())
 
     def _on_report(self, report: GpuReport) -> list[events.Event]:
         if report.use is not None:

@@ -1,5 +1,5 @@
-"""The adapter of the log service, the process that reads and writes an agent's log files, and that
-of the last lines of workers, which it reads.
+"""The adapter of the log service, the process that reads and writes an agent's log files, and the
+last lines of workers, which it reads.
 
 If the process was killed, it is replaced. Its successor shows the same round; other pending
 questions get None as their answer.
@@ -39,8 +39,16 @@ class LogsLostError(Exception):
     """The log service has ended, and cannot be replaced. The launcher ends with this text."""
 
 
+@value(frozen=True)
+class PendingQuestion:
+    done: Done
+    until: float
+
+
 class Logs(Adapter):
     """The log service is `service`. `is_replaced` decides for each helper whether to replace it."""
+
+    limits_helper: ClassVar[bool] = True
 
     def __init__(
         self, config: Config, service: LogServiceClient, record: Callable[[NodeFact], None]
@@ -51,16 +59,17 @@ class Logs(Adapter):
         # A file that the first agent keeps until the job is over; None for any other agent.
         self._first = config.logs.first if config.logs and config.place.index == HEAD else None
         self._number = 0  # of the newest question
-        self._asked: dict[int, Done] = {}
+        self._asked: dict[int, PendingQuestion] = {}
         self._shown: messages.Prepare | None = None  # the request for the current round
         self._take_facts: Callable[[str], None] = lambda _: None
 
-    def ask(self, question: Question, done: Done) -> None:
+    def ask(self, question: Question, done: Done, limit: float = math.inf) -> None:
         """Give a question a new number, and send it. `done` is called later with the answer, or
-        with None if the process is gone. It returns the events that follow.
+        with None if the process is gone or has not answered within `limit` seconds, since a file
+        system may hang. It returns the events that follow.
         """
         self._number += 1
-        self._asked[self._number] = done
+        self._asked[self._number] = PendingQuestion(done, time.monotonic() + limit)
         self.service.send(question.replaced(id=self._number))
 
     def prepare(self, request: messages.Prepare, done: Done) -> None:
@@ -97,13 +106,18 @@ class Logs(Adapter):
                 case messages.Lost() | messages.Draining():
                     pass
                 case _ if reply.id in self._asked:
-                    yield from self._asked.pop(reply.id)(reply)
+                    yield from self._asked.pop(reply.id).done(reply)
         if self.service.lost:
             yield from self._replace()
 
-    def update(self, now: float) -> None:
+    def deadline(self) -> float:
+        return min((question.until for question in self._asked.values()), default=math.inf)
+
+    def update(self, now: float) -> Iterator[Event]:
         if lines := self.service.dropped():
             self._record(self._stalled(lines))
+        for number in [n for n, question in self._asked.items() if now >= question.until]:
+            yield from self._asked.pop(number).done(None)
 
     def _stalled(self, lines: int) -> LogTrouble:
         return LogTrouble(self._host, LogTroubleKind.STALLED, str(lines))
@@ -131,8 +145,8 @@ class Logs(Adapter):
         if not self.is_replaced(lost):
             what = "the process that shows it ends again and again: see what ends it"
             raise LogsLostError(f"on {self._host}: {UNSHOWN}: {what}, such as a lack of memory")
-        for done in asked.values():
-            yield from done(None)
+        for question in asked.values():
+            yield from question.done(None)
 
     def forget_first(self) -> None:
         """Remove the file by which a later start of the first agent knows that an earlier one was
@@ -156,45 +170,34 @@ class _Delayed:
 
     make: Make  # from the last lines
     is_awaiting: bool  # the lines are not read yet
-    until: float  # when to continue without them
     text: str = ""
 
 
-class LastWords(Adapter):
+class LastWords:
     """Adds the last lines of workers that have ended to the events of their end.
 
     The log service reads them, which may take a while: all later events wait for these. If the file
     system hangs, the events are sent without the lines.
     """
 
-    limits_helper: ClassVar[bool] = True
-
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
         self._queue: deque[_Delayed] = deque()
-
-    def deadline(self) -> float:
-        return min((each.until for each in self._queue if each.is_awaiting), default=math.inf)
 
     def add(self, make: Make, files: Sequence[Path] = ()) -> list[Event]:
         """Append the events that `make` returns for the last lines of these files. Return the
         events that can be delivered now.
         """
-        delayed = _Delayed(make, bool(files), time.monotonic() + LINES_LIMIT)
+        delayed = _Delayed(make, bool(files))
         self._queue.append(delayed)
         if files:
             question = messages.ReadTail(tuple(map(str, files)))
-            self._logs.ask(question, partial(self._on_tail, delayed))
+            self._logs.ask(question, partial(self._on_tail, delayed), LINES_LIMIT)
         return self._take()
 
     def _on_tail(self, delayed: _Delayed, reply: messages.Reply | None) -> list[Event]:
         delayed.is_awaiting = False
         delayed.text = reply.text if isinstance(reply, messages.Tail) else ""
-        return self._take()
-
-    def update(self, now: float) -> list[Event]:
-        for each in self._queue:
-            each.is_awaiting = each.is_awaiting and now < each.until
         return self._take()
 
     def _take(self) -> list[Event]:
