@@ -15,7 +15,6 @@ network namespaces of this machine and share its CPUs.
 import argparse
 import heapq
 import itertools
-import os
 import random
 import shutil
 import sys
@@ -25,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from on_slurm import CPUS, TOOLS, Cluster, remove_stale
+from on_slurm import Cluster, cluster_of, why_not
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "stand_ins"))
 
@@ -185,20 +184,14 @@ def main() -> None:
     parser.add_argument("--plain", type=float, default=90, help="seconds without faults")
     parser.add_argument("--workers", type=int, default=1, help="on each node")
     args = parser.parse_args()
-    missing = [tool for tool in (*TOOLS, "g++") if shutil.which(tool) is None]
-    if os.geteuid() or missing:
-        print(f"not measured on Slurm: needs {', '.join(missing) or 'root'}")
+    if missing := why_not("g++"):
+        print(f"not measured on Slurm: needs {missing}")
         return
     again = f"--minutes {args.minutes:g} --every {args.every:g} --workers {args.workers}"
     print(f"python bench/chaos.py --seed {args.seed} {again}", flush=True)
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
-    remove_stale()
-    cluster = Cluster(open_to_all=[])
-    try:
-        cluster.up(nodes=NODES, gpus=1, cpus=CPUS)
+    with cluster_of(NODES) as cluster:
         right = chaos(cluster, directory, args)
-    finally:
-        cluster.down()
     if not right:
         sys.exit(f"the job's journals and output are in {directory}/faults")
     shutil.rmtree(directory)

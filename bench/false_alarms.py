@@ -9,17 +9,15 @@ and share its CPUs, so their load adds up. Needs root.
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import psutil
-from measuring import HPCLAUNCH, TORCHRUN, command, running
-from on_slurm import CPUS, PORTS, TOOLS, Cluster, allocation, remove_stale
+from measuring import HPCLAUNCH, TORCHRUN, running
+from on_slurm import Cluster, allocation, cluster_of, why_not
 
 WORKERS = 2  # on each node
 BURN = "while True: pass"
@@ -42,13 +40,9 @@ def busy(cluster: Cluster, burners: int) -> Iterator[None]:
 
 
 def alarms(cluster: Cluster, launcher: str, nodes: int, burners: int, seconds: float) -> str:
-    more = [f"--nnodes=1:{nodes}"]
-    if launcher == TORCHRUN:
-        more += ["--rdzv-backend=c10d", f"--rdzv-endpoint=n1:{next(PORTS)}"]
     with allocation(cluster, nodes) as held:
-        start = command(launcher, WORKERS, more=more)
-        here = replace(start, env=start.env | held.env)
-        with running([here], nodes * WORKERS, held.srun) as run:
+        start = held.command(launcher, WORKERS, nnodes=f"1:{nodes}")
+        with running([start], nodes * WORKERS, held.srun) as run:
             if run.wait_until_ready(run.began) is None:
                 return "the job did not start"
             pids = [report.pid for report in run.reports]
@@ -72,19 +66,13 @@ def main() -> None:
     parser.add_argument("--burners", type=int, default=4, help="on each node")
     parser.add_argument("--torchrun", action="store_true")
     args = parser.parse_args()
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() or missing:
-        print(f"not measured on Slurm: needs {', '.join(missing) or 'root'}")
+    if missing := why_not():
+        print(f"not measured on Slurm: needs {missing}")
         return
-    remove_stale()
-    cluster = Cluster(open_to_all=[])
-    try:
-        cluster.up(nodes=args.nodes, gpus=1, cpus=CPUS)
+    with cluster_of(args.nodes) as cluster:
         for launcher in [HPCLAUNCH, *([TORCHRUN] if args.torchrun else [])]:
             result = alarms(cluster, launcher, args.nodes, args.burners, 60 * args.minutes)
             print(f"{launcher}: {result}", flush=True)
-    finally:
-        cluster.down()
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import side_by_side
 from measuring import HPCLAUNCH, TORCHRUN, Run, median, running, standalone
 from on_slurm import Allocation, allocation, cluster_of, why_not
-from stages import LAUNCH, RESTART, Stages, launch_stages, print_stages, restart_stages
+from stages import LAUNCH, RESTART, print_stages
 
 WORKER = Path(__file__).parent / "first_step_worker.py"
 KINDS = {
@@ -40,31 +41,15 @@ Start = Callable[[str, Path], AbstractContextManager[Run]]  # takes a launcher a
 
 
 @dataclass
-class Figures:
-    """Values of one launcher, one for each run; times in seconds, memory in MB."""
+class Figures(side_by_side.Figures):
+    """Values of one launcher, also of the memory in MB."""
 
-    launch: list[float] = field(default_factory=list)
-    restart: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
-    launch_stages: list[Stages] = field(default_factory=list)
-    restart_stages: list[Stages] = field(default_factory=list)
 
-    def add(self, started: AbstractContextManager[Run]) -> None:
-        with started as run:
-            launched = run.wait_until_ready(run.began)
-            if launched is None:
-                return
-            self.launch.append(max(r.ready_at for r in launched) - run.began)
-            self.launch_stages.append(launch_stages(run.began, launched, run.logs))
-            time.sleep(REST)
-            self.memory.append(
-                memory([*(p.pid for p in run.launchers), *(r.pid for r in launched)])
-            )
-            killed = run.kill_worker(run.workers - 1)
-            restarted = run.wait_until_ready(killed)
-            if restarted is not None:
-                self.restart.append(max(r.ready_at for r in restarted) - killed)
-                self.restart_stages.append(restart_stages(killed, restarted, run.logs))
+    def rest(self, run: Run) -> None:
+        time.sleep(REST)
+        pids = [*(p.pid for p in run.launchers), *(r.pid for r in run.reports)]
+        self.memory.append(memory(pids))
 
 
 def memory(pids: Sequence[int]) -> float:

@@ -8,18 +8,13 @@ every worker as a new interpreter; --stages shows the time of each stage.
 """
 
 import argparse
-import sys
 
-from measuring import COLD, HPCLAUNCH, TORCHRUN, running, standalone, timed
+from measuring import COLD, HPCLAUNCH, TORCHRUN, import_torch, running, standalone
 from side_by_side import Launcher, compare
 
 
 def launcher(name: str, workers: int) -> Launcher:
     return lambda: running([standalone(name, workers)], workers)
-
-
-def import_torch() -> float:
-    return timed([sys.executable, "-c", "import torch"])
 
 
 def main() -> None:

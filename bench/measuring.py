@@ -226,6 +226,10 @@ def timed(argv: Sequence[str], env: dict[str, str] | None = None) -> float:
     return time.monotonic() - began
 
 
+def import_torch() -> float:
+    return timed([sys.executable, "-c", "import torch"])
+
+
 def median(values: Sequence[float | None]) -> float:
     """Return the median of the values that are not None, or NaN."""
     done = [v for v in values if v is not None]

@@ -18,6 +18,7 @@ import urllib.request
 
 import psutil
 from head_scale import WORKERS, Cluster
+from idle_agent import cpu
 
 from hpclaunch.agent.metrics import MetricsServiceClient
 from hpclaunch.core.head.seat_use import seat_use
@@ -111,13 +112,13 @@ def measure(agents: int, scrapes: int) -> None:
         process = psutil.Process(client._process.pid)
         times, size = [], 0
         agent.spent.clear()
-        used = cpu(process)
+        used = cpu([process])
         for _ in range(scrapes):
             time.sleep(APART)
             began = time.perf_counter()
             size = len(scrape(port))
             times.append(time.perf_counter() - began)
-        service = (cpu(process) - used) / scrapes
+        service = (cpu([process]) - used) / scrapes
         print(
             f"{agents:8}{1000 * min(times):9.1f} ms{1000 * statistics.median(times):9.1f} ms"
             f"{size:12,}{1000 * sum(agent.spent) / scrapes:11.1f} ms{1000 * service:11.1f} ms"
@@ -127,11 +128,6 @@ def measure(agents: int, scrapes: int) -> None:
     finally:
         client.abandon()
         agent.close()
-
-
-def cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def free_port() -> int:

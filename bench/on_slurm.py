@@ -13,16 +13,16 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from measuring import COLD, HPCLAUNCH, TORCHRUN, WORKER, Run, command, running, timed
+from measuring import COLD, HPCLAUNCH, TORCHRUN, WORKER, Command, Run, command, running, timed
 from side_by_side import Launcher, compare
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from slurm.cluster import CONTROLLER, TOOLS, Cluster, remove_stale
+from slurm.cluster import CONTROLLER, TOOLS, Cluster, Process, remove_stale
 
 CPUS = 8  # per node, in Slurm's configuration
 PORTS = itertools.count(29400)  # a new port for every run of torchrun
@@ -48,29 +48,33 @@ class Allocation:
         step += [f"--cpus-per-task={CPUS}", "--overlap"]
         return self._cluster.controller.command([*step, *argv], cwd=directory)
 
-    def launcher(
+    def command(
         self,
         name: str,
         workers: int,
-        script: Sequence[object] = (WORKER,),
-        env: dict[str, str] | None = None,
-    ) -> Launcher:
+        *,
+        nnodes: str,
+        max_restarts: int = 3,
+        more: Sequence[str] = (),
+    ) -> Command:
+        """Return the command for `workers` per node; torchrun meets on the first node."""
+        more = [f"--nnodes={nnodes}", *more]
+        if name == TORCHRUN:
+            more += ["--rdzv-backend=c10d", f"--rdzv-endpoint=n1:{next(PORTS)}"]
+        start = command(name, workers, max_restarts=max_restarts, more=more)
+        return replace(start, env=start.env | self.env)
+
+    def launcher(self, name: str, workers: int, script: Sequence[object] = (WORKER,)) -> Launcher:
         """Return a launcher that starts `workers` per node."""
 
         @contextmanager
         def launch() -> Iterator[Run]:
-            more = []
-            if name == TORCHRUN:
-                endpoint = f"--rdzv-endpoint=n1:{next(PORTS)}"
-                more = [f"--nnodes={self._nodes}", "--rdzv-backend=c10d", endpoint]
-            start = command(name, workers, more=more)
-            here = replace(start, env=start.env | self.env | (env or {}))
+            start = self.command(name, workers, nnodes=str(self._nodes))
             try:
-                with running([here], self._nodes * workers, self.srun, script) as run:
+                with running([start], self._nodes * workers, self.srun, script) as run:
                     yield run
             finally:  # after SIGKILL of srun, its tasks still run
-                for process in self._cluster.processes():
-                    process.kill()
+                kill(self._cluster.processes())
 
         return launch
 
@@ -88,9 +92,22 @@ def allocation(cluster: Cluster, nodes: int) -> Iterator[Allocation]:
         held.release()
 
 
-def why_not() -> str:
-    """Return what this machine lacks for a cluster, or ""."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+def kill(processes: Iterable[Process]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):  # it may have ended together with another
+            process.kill()
+
+
+def host_to_lose(cluster: Cluster, run: Run, *, head: bool) -> str:
+    """Return the host of the head, or that of the highest rank."""
+    pid = run.reports[-1].pid
+    (host,) = {p.host for p in cluster.processes() if p.pid == pid}
+    return "n1" if head else host
+
+
+def why_not(*more: str) -> str:
+    """Return what this machine lacks for a cluster, and for `more` tools, or ""."""
+    missing = [tool for tool in (*TOOLS, *more) if shutil.which(tool) is None]
     return ", ".join(missing) or ("root" if os.geteuid() else "")
 
 

@@ -9,17 +9,14 @@ processes are, or its network is cut. With a spare, the job has two nodes. torch
 """
 
 import argparse
-import os
 import re
-import shutil
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from measuring import HPCLAUNCH, TORCHRUN, Run, command, median, running
-from on_slurm import CPUS, PORTS, TOOLS, Allocation, Cluster, allocation, remove_stale
+from measuring import HPCLAUNCH, TORCHRUN, Run, median, running
+from on_slurm import Allocation, Cluster, allocation, cluster_of, host_to_lose, kill, why_not
 
 from hpclaunch.core.protocol.timing import DEFAULTS
 
@@ -54,38 +51,26 @@ class Losses:
 
     @contextmanager
     def _job(self, name: str, nnodes: str, ranks: int) -> Iterator[Run]:
-        more = [f"--nnodes={nnodes}"]
-        if name == TORCHRUN:
-            more += ["--rdzv-backend=c10d", f"--rdzv-endpoint=n1:{next(PORTS)}"]
-        start = command(name, self.workers, more=more)
-        here = replace(start, env=start.env | self.held.env)
+        start = self.held.command(name, self.workers, nnodes=nnodes)
         try:
-            with running([here], ranks, self.held.srun) as run:
+            with running([start], ranks, self.held.srun) as run:
                 yield run
         finally:
             for node in self.cluster.nodes.values():
                 node.heal()
-            _kill(self.cluster.processes())
+            kill(self.cluster.processes())
 
     def _lose(self, run: Run, how: str, *, head: bool) -> float:
         """Take a node away; return the time."""
-        pid = run.reports[-1].pid
-        (host,) = {p.host for p in self.cluster.processes() if p.pid == pid}
-        host = "n1" if head else host
+        host = host_to_lose(self.cluster, run, head=head)
         every = self.cluster.processes(host=host)
         launchers = [p for p in every if re.search(LAUNCHER, p.command)]
         moment = time.monotonic()
         if how == "cut off":
             self.cluster.nodes[host].cut()
         else:
-            _kill(launchers if how == "killed" else every)
+            kill(launchers if how == "killed" else every)
         return moment
-
-
-def _kill(processes: Iterable[Any]) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):  # it may have ended together with another
-            process.kill()
 
 
 def main() -> None:
@@ -96,14 +81,10 @@ def main() -> None:
         "--torchrun", action="store_true", help="measure torchrun too, which does not survive"
     )
     args = parser.parse_args()
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() or missing:
-        print(f"not measured on Slurm: needs {', '.join(missing) or 'root'}")
+    if missing := why_not():
+        print(f"not measured on Slurm: needs {missing}")
         return
-    remove_stale()
-    cluster = Cluster(open_to_all=[])
-    try:
-        cluster.up(nodes=NODES, gpus=1, cpus=CPUS)
+    with cluster_of(NODES) as cluster:
         cases = (
             ("killed", False, False),
             ("killed with all its processes", False, False),
@@ -127,8 +108,6 @@ def main() -> None:
                 who = "the head" if head else "a node"
                 line = f"{name}: {who} is {how}, {left}: {median(times):.2f} s, {restarted}"
                 print(line, flush=True)
-    finally:
-        cluster.down()
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ class Figures:
     launch_stages: list[Stages] = field(default_factory=list)
     restart_stages: list[Stages] = field(default_factory=list)
 
-    def add(self, launcher: Launcher) -> None:
-        with launcher() as run:
+    def add(self, started: AbstractContextManager[Run]) -> None:
+        with started as run:
             launched = run.wait_until_ready(run.began)
             if launched is None:
                 return
             self.launch.append(max(r.ready_at for r in launched) - run.began)
             self.launch_stages.append(launch_stages(run.began, launched, run.logs))
-            time.sleep(random.uniform(0.4, 0.6))  # a random moment of torchrun's monitor interval
+            self.rest(run)
             killed = run.kill_worker(run.workers - 1)
             restarted = run.wait_until_ready(killed)
             if restarted is None:
@@ -44,6 +44,10 @@ class Figures:
             ended = run.finish()
             if ended is not None:
                 self.end.append(ended)
+
+    def rest(self, _: Run) -> None:
+        """Wait until the kill."""
+        time.sleep(random.uniform(0.4, 0.6))  # a random moment of torchrun's monitor interval
 
 
 def compare(
@@ -60,7 +64,7 @@ def compare(
     for _ in range(runs):
         imports.append(import_torch())
         for name, launcher in launchers.items():
-            figures[name].add(launcher)
+            figures[name].add(launcher())
     imported = median(imports)
     print(f"\n{title}; medians of {runs}; `import torch` alone {imported:.2f} s")
     ratio = f"{TORCHRUN} / {HPCLAUNCH}"

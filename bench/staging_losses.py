@@ -19,14 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import measuring
 import slow_storage
-from measuring import HPCLAUNCH, Run, command, median, running
-from on_slurm import Allocation, allocation, cluster_of, why_not
+from measuring import HPCLAUNCH, Run, median, running
+from on_slurm import Allocation, allocation, cluster_of, host_to_lose, kill, why_not
 from staging import STAGE, WORKER, Case, Events, facts, wait_for
 
 from slurm.cluster import Cluster
@@ -50,14 +49,10 @@ def use_memory(size: int) -> None:
 
 def lose(cluster: Cluster, run: Run, *, head: bool) -> float:
     """Lose the head's node, or that of the highest rank; return the time."""
-    pid = run.reports[-1].pid
-    (host,) = {p.host for p in cluster.processes() if p.pid == pid}
-    host = "n1" if head else host
+    host = host_to_lose(cluster, run, head=head)
     moment = time.monotonic()
     cluster.nodes[host].cut()  # else what is killed last may report what was killed first
-    for process in cluster.processes(host=host):
-        with suppress(ProcessLookupError):
-            process.kill()
+    kill(cluster.processes(host=host))
     return moment
 
 
@@ -66,14 +61,13 @@ def measure(
 ) -> Loss | None:
     """Run one training until it continues after a loss."""
     nodes = f"{NODES}" if args.spares else f"{NODES - 1}:{NODES}"
-    more = [f"--nnodes={nodes}", f"--loss-timeout={args.loss_timeout:g}"]
+    more = [f"--loss-timeout={args.loss_timeout:g}"]
     more += ["--checkpoint-dir", str(where), *[STAGE] * case.stages]
-    start = command(HPCLAUNCH, 1, max_restarts=10, more=more)
-    here = replace(start, env=start.env | held.env)
+    start = held.command(HPCLAUNCH, 1, nnodes=nodes, max_restarts=10, more=more)
     script = (WORKER, where, "--how", case.how, "--size", args.size, "--every", args.every)
     where.mkdir()
     try:
-        with running([here], NODES, held.srun, script) as run:
+        with running([start], NODES, held.srun, script) as run:
             if run.wait_until_ready(run.began) is None:
                 return None
             limit = 60 + 3 * args.every + 4 * args.size / args.rate
@@ -95,9 +89,7 @@ def measure(
     finally:
         for node in cluster.nodes.values():
             node.heal()
-        for process in cluster.processes():
-            with suppress(ProcessLookupError):
-                process.kill()
+        kill(cluster.processes())
         shutil.rmtree(where, ignore_errors=True)
 
 

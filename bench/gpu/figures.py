@@ -27,7 +27,7 @@ import psutil
 import pynvml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from measuring import BIN, HPCLAUNCH, TORCHRUN, WORKER, Run, running, standalone, timed
+from measuring import BIN, HPCLAUNCH, TORCHRUN, WORKER, Run, import_torch, running, standalone
 from side_by_side import compare
 
 HERE = Path(__file__).parent
@@ -169,20 +169,11 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 @contextlib.contextmanager
 def with_cuda(launcher: str, workers: int) -> Iterator[Run]:
-    """Start a run of the worker in this directory."""
-    own = str(HERE / WORKER.name)
-    with running(
-        [standalone(launcher, workers)],
-        workers,
-        lambda argv, _: [own if word == str(WORKER) else word for word in argv],
-    ) as run:
+    """Start a run whose workers use the GPU."""
+    with running([standalone(launcher, workers)], workers, script=(WORKER, "cuda")) as run:
         yield run
     if run.has_failed and launcher != TORCHRUN:
         failures.append(launcher)
-
-
-def import_torch() -> float:
-    return timed([sys.executable, "-c", "import torch"])
 
 
 def used() -> float:
