@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -29,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         found, rest = self.parse_known_args(args, namespace)
         for word in rest:
@@ -94,16 +93,15 @@ class LaunchParser(Parser):
 
         return add, own
 
-    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
-        given = list(sys.argv[1:] if args is None else args)
-        words = [*given]
+    def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        words = [*args]
         namespace = self.read(self.take_options(words))
         if not words or not words[0]:  # an unset variable of the shell may be ""
             self.error(
                 f"no training script: {self.prog} [options] SCRIPT [arguments of the script]"
             )
         # Remove a `--` directly after SCRIPT, as torchrun's argparse does.
-        if words[1:2] == ["--"] and given[: -len(words)][-1:] != ["--"]:
+        if words[1:2] == ["--"] and [*args[: -len(words)]][-1:] != ["--"]:
             del words[1]
         namespace.training_script, *namespace.training_script_args = words
         return namespace

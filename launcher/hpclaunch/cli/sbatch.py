@@ -43,8 +43,8 @@ class PARSER(parser.Parser):
         self._own |= dict.fromkeys(names, action)
         return action
 
-    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
-        own, theirs = self._divide(list(sys.argv[1:] if args is None else args))
+    def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        own, theirs = self._divide([*args])
         namespace = super().parse_args(own)
         namespace.words = theirs
         return namespace
