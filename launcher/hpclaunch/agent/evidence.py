@@ -5,7 +5,7 @@ has native stacks if py-spy is in PATH.
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ class HangEvidence(NamedTuple):
 class NativeStacks:
     def __init__(self, errands: Errands) -> None:
         self._errands = errands
-        self._py_spy = path_of_py_spy()  # looked up now, since a file system may stall later
+        self._py_spy = shutil.which("py-spy")  # looked up now: a file system may stall later
 
     def add_to(
         self, found: HangEvidence, take: Callable[[HangEvidence], list[events.Event]]
@@ -58,12 +58,6 @@ class NativeStacks:
         until = time.monotonic() + PY_SPY_LIMIT
         self._errands.run(ReadStacks(self._py_spy, pids, until), done)
         return []
-
-
-def path_of_py_spy() -> str | None:
-    """Return the path of py-spy, or None. shutil.which would take longer to import."""
-    paths = (os.path.join(directory, "py-spy") for directory in os.get_exec_path())
-    return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)
 
 
 def state_of(found: Mapping[str, Any]) -> RankState:
