@@ -522,7 +522,9 @@ class Resuming(Adapter):
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
         names: dict[str, list[str]] = {}
         for each in loud:
-            names.setdefault(self._why(each), []).append(each.name)
+            lacks = each.lacks or ""
+            why = lacks if self.stage is None else self.stage.with_stored(lacks)
+            names.setdefault(why, []).append(each.name)
         passed_over = tuple(f"{some(alike, NAMES)}: {why}" for why, alike in names.items())
         passed_over += () if self._staging is None else self._staging.skipped
         if newest is None:
@@ -548,11 +550,6 @@ class Resuming(Adapter):
             staged=staged,
         )
         return self._choice
-
-    def _why(self, found: FoundCheckpoint) -> str:
-        """Return what a checkpoint lacks, with paths on storage."""
-        lacks = found.lacks or ""
-        return lacks if self.stage is None else self.stage.with_stored(lacks)
 
     def _near(self, saved: int) -> Rounds:
         """Return the rounds around the time of a save, which show whether it is complete. Agents

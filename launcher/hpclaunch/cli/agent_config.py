@@ -150,7 +150,8 @@ def _job(
         most=min(most, where.nodes),
         max_restarts=options.max_restarts,
         gpus_per_worker=options.gpus_per_worker,
-        isolate=_isolate(options),
+        # Each worker sees only its own GPUs. MPS requires it.
+        isolate=options.virtual_local_rank or options.gpus_per_worker > 1 or options.mps == "on",
         health=options.health == "on",
         replaces_stragglers=options.replace_stragglers,
         saves=saves,
@@ -184,12 +185,6 @@ def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requ
         before, most = slurm_steps.runs_before(environ), options.max_requeues
     ends = options.requeue_on or REQUEUED_ENDS
     return Requeueing(ends, most, before, is_chain=options.chain)
-
-
-def _isolate(options: argparse.Namespace) -> bool:
-    """Return whether each worker sees only its own GPUs, which MPS requires."""
-    own = options.virtual_local_rank or options.gpus_per_worker > 1
-    return bool(own or options.mps == "on")
 
 
 def _checkpoints(options: argparse.Namespace, words: tuple[str, ...]) -> Checkpoints | None:
