@@ -28,7 +28,7 @@ from hpclaunch.observe.launches import Launch
 from hpclaunch.system.exposition import Exposition
 from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_client import ask
-from hpclaunch.system.network.view_socket import LEDGER, LOOK
+from hpclaunch.system.network.view_socket import LEDGER, LOOK, content_of
 from hpclaunch.system.shared import packing
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
@@ -161,11 +161,7 @@ class MetricsService:
 
     def _finish(self) -> None:
         """Write the last file: the job is over, and the agent no longer answers."""
-        look, ledger = self.channel.descriptors
-        with open(look, "rb") as a, open(ledger, "rb") as b:
-            a.seek(0)
-            b.seek(0)
-            self.known.end(a.read(), b.read())
+        self.known.end(*map(content_of, self.channel.descriptors))
         self._try()
 
     def _complain(self, why: str) -> None:
