@@ -53,11 +53,6 @@ def name_of(script: str) -> str:
     return re.sub(r"[^\w.-]+", "_", script.rpartition("/")[2].removesuffix(".py")) or "job"
 
 
-def quoted(words: Sequence[str]) -> str:
-    """Quote words for the shell, so that ~ and variables are taken literally."""
-    return shlex.join(words)
-
-
 def _lines(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
@@ -97,11 +92,11 @@ def _shell(job: JobScript) -> list[str]:
     step += ["--no-kill --kill-on-bad-exit=0 --wait=0"] * job.elastic
     step += ["-c $SLURM_CPUS_PER_TASK"] * bool(job.cpus)  # srun of Slurm 22.05 to 23.02 needs it
     if job.pyxis:
-        step += [f"--container-image={quoted([job.pyxis])}", "--container-mount-home"]
+        step += [f"--container-image={shlex.quote(job.pyxis)}", "--container-mount-home"]
         step += ['--container-mounts="$PWD"', '--container-workdir="$PWD"']
     if job.image:
-        step += ["apptainer exec --nv", quoted([job.image])]
-    lines = [*job.setup, " ".join([*step, "hpclaunch", quoted(job.command)])]
+        step += ["apptainer exec --nv", shlex.quote(job.image)]
+    lines = [*job.setup, " ".join([*step, "hpclaunch", shlex.join(job.command)])]
     follows, last = f"[ $code = {EXIT_SAVED} ]", ""
     if job.by_script:
         last = f"{follows} && scontrol requeue {THIS_JOB}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -312,12 +313,12 @@ def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
     modules: Sequence[str] = () if inside else profile.modules
     if chosen.modules is not None:
         modules = chosen.modules.replace(",", " ").split()
-    lines = [f"module load {job_script.quoted(modules)}"] if modules else []
+    lines = [f"module load {shlex.join(modules)}"] if modules else []
     if chosen.venv is None:
         return lines if inside else [*lines, *profile.environment]
     if profile.activate == Profile().activate and not os.path.exists(f"{chosen.venv}/bin/activate"):
         raise UsageError(f"--venv {chosen.venv}: no virtual environment, it has no bin/activate")
-    return [*lines, profile.activate.replace("{venv}", job_script.quoted([chosen.venv]))]
+    return [*lines, profile.activate.replace("{venv}", shlex.quote(chosen.venv))]
 
 
 def _submit(text: str, environ: Mapping[str, str]) -> str:
