@@ -63,7 +63,7 @@ class Channels(Adapter):
         self.context = zmq.Context()
         self._shared = shared
         self._errands = errands
-        self._inquiries: death_inquiries.Inquiries | None = None
+        self._inquiries = death_inquiries.Inquiries(self.keys(HEAD).death_secret)
         self._notice: tuple[Post, str] | None = None  # of this incarnation
         # Agents to dial once their names are resolved, each with its lookup.
         self._looked_up: dict[int, object] = {}
@@ -215,8 +215,6 @@ class Channels(Adapter):
             channel.send(to, wire.encode(message))
 
     def probe(self, effect: effects.Probe) -> None:
-        if self._inquiries is None:
-            self._inquiries = death_inquiries.Inquiries(self.keys(effect.agent).death_secret)
         if effect.port:
             targets = [(effect.address or route.LOOPBACK, effect.port)]
         else:
@@ -230,12 +228,11 @@ class Channels(Adapter):
     def fds(self) -> Iterable[Fd]:
         for channel in self._all():
             yield from channel.sockets
-        if self._inquiries is not None:
-            yield self._inquiries.fileno()
+        yield self._inquiries.fileno()
 
     def deadline(self) -> float:
-        inquiries = math.inf if self._inquiries is None else self._inquiries.next_deadline()
-        return min(inquiries, self._spare_at if self._spare else math.inf)
+        spare_at = self._spare_at if self._spare else math.inf
+        return min(self._inquiries.next_deadline(), spare_at)
 
     def ready(self, fds: Collection[Fd], now: float) -> list[events.Event]:
         self._try_spare(now)
@@ -243,8 +240,7 @@ class Channels(Adapter):
         for channel in self._all():
             for item in channel.receive(fds):
                 found += self._read(channel, item)
-        if self._inquiries is not None:
-            found += itertools.starmap(events.AgentGone, self._inquiries.receive(now))
+        found += itertools.starmap(events.AgentGone, self._inquiries.receive(now))
         return found
 
     def _try_spare(self, now: float) -> None:
@@ -325,8 +321,7 @@ class Channels(Adapter):
         """Close all channels. Return once the last messages are sent, or after a time limit."""
         for channel in self._all():
             channel.close()
-        if self._inquiries is not None:
-            self._inquiries.close()
+        self._inquiries.close()
         for held in filter(None, (self._reserved, self._claim)):
             held.close()
         self.context.term()
