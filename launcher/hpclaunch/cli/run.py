@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.placement import streams
@@ -152,38 +152,31 @@ def run(
         except OSError as e:
             raise UsageError(f"cannot read the script from standard input: {e.strerror}") from e
     more = beyond_the_usual(options)
-    with closing(Signals(more)) as signals:
+    with closing(Signals(more)) as signals, ExitStack() as unless_begun:
         try:
             server = ForkServerClient(more)
-        except OSError as e:
-            raise _cannot_start(e) from e
-        try:
+            unless_begun.callback(server.close)
             logs = LogServiceClient()
+            unless_begun.callback(logs.close)
         except OSError as e:
-            server.close()
-            raise _cannot_start(e) from e
-        try:
-            with _without_collections():
-                from .agent_config import configure
+            raise UsageError(
+                f"cannot start the launcher's own processes: {e.strerror}: see ulimit -u, and "
+                "whether other processes of yours run here"
+            ) from e
+        with _without_collections():
+            from .agent_config import configure
 
-                config = configure(options, environ)
-                from hpclaunch.agent.workers import prepare
+            config = configure(options, environ)
+            from hpclaunch.agent.workers import prepare
 
-                prepare(server, config, environ)
-                from hpclaunch.agent import assembly
+            prepare(server, config, environ)
+            from hpclaunch.agent import assembly
 
-            return assembly.run(config, signals, server, logs, lambda: begun(config))
-        except UsageError:  # there is no agent yet that would close both
-            server.close()
-            logs.close()
-            raise
+        def has_begun() -> None:
+            unless_begun.pop_all()  # from now on, the agent closes both
+            begun(config)
 
-
-def _cannot_start(error: OSError) -> UsageError:
-    return UsageError(
-        f"cannot start the launcher's own processes: {error.strerror}: see ulimit -u, and whether "
-        "other processes of yours run here"
-    )
+        return assembly.run(config, signals, server, logs, has_begun)
 
 
 @contextmanager
