@@ -9,34 +9,13 @@ and share its CPUs, so their load adds up. Needs root.
 
 import argparse
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psutil
-from measuring import HPCLAUNCH, TORCHRUN, running
+from measuring import BURN, HPCLAUNCH, TORCHRUN, busy, running
 from on_slurm import Cluster, allocation, cluster_of, why_not
 
 WORKERS = 2  # on each node
-BURN = "while True: pass"
-
-
-@contextmanager
-def busy(cluster: Cluster, burners: int) -> Iterator[None]:
-    """Run so many computing processes on each node."""
-    processes = [
-        subprocess.Popen(node.command([sys.executable, "-c", BURN]))
-        for node in cluster.nodes.values()
-        for _ in range(burners)
-    ]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def alarms(cluster: Cluster, launcher: str, nodes: int, burners: int, seconds: float) -> str:
@@ -46,7 +25,7 @@ def alarms(cluster: Cluster, launcher: str, nodes: int, burners: int, seconds: f
             if run.wait_until_ready(run.began) is None:
                 return "the job did not start"
             pids = [report.pid for report in run.reports]
-            with busy(cluster, burners):
+            with busy([node.command(BURN) for node in cluster.nodes.values()] * burners):
                 began = time.monotonic()
                 time.sleep(seconds)
                 load = os.getloadavg()[0]

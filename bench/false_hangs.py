@@ -23,16 +23,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from measuring import BIN, BURN, busy
+
 ROOT = Path(__file__).parent.parent
 WORKER = Path(__file__).parent / "slow_worker.py"
 STALLING = ROOT / "tests" / "slurm" / "scripts" / "stalling.py"
-HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
+HPCLAUNCH = BIN / "hpclaunch"
 ON_STORAGE = ("save", "sync")  # needs root and FUSE
 CASES = ("first-step", "evaluation", *ON_STORAGE, "compile", "load", "callback")
 # With its caches, torch.compile would compile each model only once.
 ENVIRON = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 BURNERS = 20
-BURN = "while True: pass"
 WORKERS = 3
 MORE = 300.0  # seconds that a case may take besides its slow part
 # Recipes with `--steps` instead of `--epochs`, and with other numbers of processes than 2.
@@ -106,17 +107,6 @@ def storage(directory: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", mounted], check=True)
 
 
-@contextmanager
-def busy() -> Iterator[None]:
-    burners = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(BURNERS)]
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
-
-
 def run(case: str, seconds: float) -> JobOutcome:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="false-hangs-")))
@@ -124,7 +114,7 @@ def run(case: str, seconds: float) -> JobOutcome:
             stack.enter_context(storage(directory))
         if case == "load":
             seconds *= 2
-            stack.enter_context(busy())
+            stack.enter_context(busy([BURN] * BURNERS))
         job = Job(directory, ["--nproc", WORKERS, WORKER, case, seconds])
         stalls, limit = directory / "stalls", time.monotonic() + seconds + MORE
         while job.process.poll() is None and time.monotonic() < limit:

@@ -29,6 +29,7 @@ WORKER = Path(__file__).parent / "worker.py"
 SOCKET = "BENCH_SOCKET"  # the variable with the path of the benchmark's socket
 LOGS = "logs"  # hpclaunch's, with its journals, in the directory of a run
 LIMIT = 60.0  # seconds until a start or a restart counts as hung
+BURN = (sys.executable, "-c", "while True: pass")  # the command of a process that only computes
 
 HPCLAUNCH = "hpclaunch"
 COLD = "hpclaunch --cold"  # every worker is a new interpreter
@@ -217,6 +218,18 @@ def running(*args, **kwargs) -> Iterator[Run]:
         yield run
     finally:
         run.end()
+
+
+@contextmanager
+def busy(commands: Sequence[Sequence[str]]) -> Iterator[None]:
+    """Run these commands, which never end by themselves."""
+    processes = [subprocess.Popen(argv) for argv in commands]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def timed(argv: Sequence[str], env: dict[str, str] | None = None) -> float:
