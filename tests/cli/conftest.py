@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from forks_of_torch import Torchruns
-from launching import family, living, started, until, without_load
+from launching import family, started, until, without_load
 
 from hpclaunch.cli import main
 from hpclaunch.system.logs import log_client
 from hpclaunch.system.processes import fork_server_client
+from living import living
 from surroundings import LIGHT_TORCH
 
 

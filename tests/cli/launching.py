@@ -110,18 +110,6 @@ def _launches():
     return "; ".join(f"a launch in {d} {s}" for s, (_, d) in zip(states, started, strict=True))
 
 
-def living(pids):
-    """Return those of `pids` that are alive; a zombie that nobody has reaped is not."""
-    alive = []
-    for pid in pids:
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                alive.append(pid)
-        except psutil.NoSuchProcess:
-            pass
-    return alive
-
-
 def family(process):
     """Return the pids of a launcher and everything below it."""
     return [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]

@@ -11,8 +11,9 @@ import termios
 
 import psutil
 import pytest
-from launching import HPCLAUNCH, LIMIT, family, hpclaunch, living, script, until
+from launching import HPCLAUNCH, LIMIT, family, hpclaunch, script, until
 
+from living import living
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import LIMIT, living, until
+from launching import LIMIT, until
 from passed import modes, shout
 
 import hpclaunch
+from living import living
 from surroundings import SHORT, environment, free_port
 
 pytestmark = pytest.mark.starts

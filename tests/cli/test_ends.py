@@ -13,7 +13,6 @@ from launching import (
     family,
     fork_server,
     hpclaunch,
-    living,
     outputs,
     outputs_if_any,
     said,
@@ -24,6 +23,7 @@ from launching import (
 
 from hpclaunch.core.protocol.model import END_SIGNALS
 from lines import only
+from living import living
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts

@@ -15,10 +15,11 @@ from pathlib import Path
 import nvml
 import psutil
 import pytest
-from launching import LIMIT, end, living, script, start, until, without_load
+from launching import LIMIT, end, script, start, until, without_load
 from nvml import LOST, Driver, Gpu
 from test_metrics import scraped
 
+from living import living
 from surroundings import LIGHT_TORCH, SHORT, environment, free_port
 
 pytestmark = pytest.mark.starts

@@ -11,9 +11,10 @@ import time
 
 import psutil
 import pytest
-from launching import LIMIT, family, fork_server, hpclaunch, living, script, start, until
+from launching import LIMIT, family, fork_server, hpclaunch, script, start, until
 
 from hpclaunch.system.shared.prctl import adopt_orphans
+from living import living
 
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("light_torch")]
 

@@ -8,9 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launching import end, fork_server, hpclaunch, living, script, start, until
+from launching import end, fork_server, hpclaunch, script, start, until
 from test_doctor import interpreter
 
+from living import living
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts

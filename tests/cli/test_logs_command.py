@@ -20,7 +20,6 @@ from launching import (
     end,
     family,
     hpclaunch,
-    living,
     script,
     start,
     until,
@@ -34,6 +33,7 @@ from hpclaunch.core.protocol.model import Origin, Sequel, Verdict
 from hpclaunch.observe.launches import Launch
 from hpclaunch.observe.ledger_entries import LedgerEntry
 from hpclaunch.system.logs import fact_files
+from living import living
 from surroundings import environment
 
 pytestmark = pytest.mark.starts

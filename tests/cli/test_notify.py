@@ -7,11 +7,12 @@ import signal
 
 import psutil
 import pytest
-from launching import command_of, hpclaunch, living, only_logs, script, until
+from launching import command_of, hpclaunch, only_logs, script, until
 from test_status import runs, waiting
 
 from hpclaunch.core.protocol.node_facts import NotifyFailed, NotifyTrouble
 from hpclaunch.system.logs import fact_files
+from living import living
 
 pytestmark = pytest.mark.starts
 

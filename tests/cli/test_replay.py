@@ -12,10 +12,11 @@ import sys
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launching import LIMIT, family, hpclaunch, living, script, start, until
+from launching import LIMIT, family, hpclaunch, script, start, until
 
 from hpclaunch.cli import main
 from journals import feed
+from living import living
 from surroundings import environment, free_port
 
 FAILS = """

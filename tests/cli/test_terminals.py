@@ -12,8 +12,9 @@ import subprocess
 import termios
 
 import pytest
-from launching import HPCLAUNCH, family, fork_server, living, until
+from launching import HPCLAUNCH, family, fork_server, until
 
+from living import living
 from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,16 +121,6 @@ class Job:
             eventually(what, found, LIMIT)
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.output}") from None
-
-
-def alive(pids: Iterable[int]) -> list[int]:
-    """Return the living processes, without zombies: some init processes do not reap orphans."""
-    found = []
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-    return found
 
 
 def devices(pid: int) -> set[str]:

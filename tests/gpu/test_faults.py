@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from living import living
 from slurm.cluster import eventually
 
 from .conftest import Launch
@@ -15,7 +16,6 @@ from .jobs import (
     KernelLog,
     Machine,
     WorkerState,
-    alive,
     clients,
     control,
     mps_processes,
@@ -27,7 +27,7 @@ HELD = 1024  # MiB per worker: more than other changes of the GPU's used memory
 
 
 def gone(states: list[WorkerState]) -> bool:
-    return not alive(t["pid"] for t in states)
+    return not living(t["pid"] for t in states)
 
 
 def is_active(pipe: str) -> bool:
@@ -92,7 +92,7 @@ def test_the_mps_daemon_is_killed(launch: Launch) -> None:
     first = job.states(2)
     for pid in mps_processes() - others:
         os.kill(pid, signal.SIGKILL)
-    if alive([first[0]["pid"]]):  # a client that does not use the GPU survives
+    if living([first[0]["pid"]]):  # a client that does not use the GPU survives
         os.kill(first[0]["pid"], signal.SIGKILL)
     second = job.states(2, restarts=1)
     assert clients(second[0]["env"][PIPE]) >= {t["pid"] for t in second}
@@ -108,7 +108,7 @@ def test_the_launcher_is_killed(launch: Launch, machine: Machine, mps: str) -> N
     assert machine.used() > used + 4 * HELD
     family = job.family()
     job.launcher.kill()
-    eventually("no process of the job", lambda: not alive(family) and gone(states))
+    eventually("no process of the job", lambda: not living(family) and gone(states))
     eventually("release of the memory", lambda: machine.used() < used + HELD / 2)
 
 
@@ -119,5 +119,5 @@ def test_the_launcher_receives_sigterm(launch: Launch, machine: Machine) -> None
     family = job.family()
     job.launcher.terminate()
     assert job.launcher.wait(60) == 128 + signal.SIGTERM
-    eventually("no process of the job", lambda: not alive(family) and gone(states))
+    eventually("no process of the job", lambda: not living(family) and gone(states))
     eventually("release of the memory", lambda: machine.used() < used + HELD / 2)

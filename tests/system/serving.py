@@ -18,6 +18,7 @@ from hpclaunch.worker.fork_server_messages import (
     Start,
     Worker,
 )
+from living import living
 
 LIMIT = 120  # seconds; far more than any of this takes
 
@@ -129,12 +130,6 @@ def wait_for(path):
 
 
 def gone(pid):
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.01)
-    return False
+    """Return True once a process has ended."""
+    eventually(lambda: not living([pid]))
+    return True

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hpclaunch.system.processes.commands import notify, stacks
+from living import living
 
 pytestmark = pytest.mark.starts
 
@@ -71,16 +72,8 @@ def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
         assert said == "was killed: it took longer than 0.5 s"
     pid = int(started.read_text())
     deadline = time.monotonic() + LIMIT
-    while not is_gone(pid):
+    while living([pid]):
         assert time.monotonic() < deadline
-
-
-def is_gone(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_what_it_leaves_running_holds_up_nobody(tmp_path):
@@ -132,5 +125,5 @@ def test_a_py_spy_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
         assert stacks(str(program), [1], time.monotonic() + 0.5) == ("",)
     for pid in map(int, pids.read_text().split()):
         deadline = time.monotonic() + LIMIT
-        while not is_gone(pid):
+        while living([pid]):
             assert time.monotonic() < deadline

@@ -34,6 +34,7 @@ from hpclaunch.system.gpus import foreign_mps, mps
 from hpclaunch.system.gpus.mps import MpsKeeperClient, find, stale
 from hpclaunch.system.shared import helper
 from hpclaunch.worker import mps_daemon
+from living import living
 from surroundings import SHORT
 
 pytestmark = pytest.mark.starts
@@ -577,7 +578,7 @@ def test_the_next_keeper_sweeps_what_is_left_when_all_were_killed(launch, agents
     for pid in (agent.pid, keeper, daemon_of(pipes).pid):
         os.kill(pid, signal.SIGKILL)
     assert gone(keeper)
-    assert not gone_yet(int(server)), "the stand-in's servers outlive all of these"
+    assert living([int(server)]), "the stand-in's servers outlive all of these"
     # A child of the keeper has its lock until it executes a program.
     eventually(lambda: stale(os.environ))
     other = agents()
@@ -585,10 +586,6 @@ def test_the_next_keeper_sweeps_what_is_left_when_all_were_killed(launch, agents
     assert gone(int(server))
     assert not stale(os.environ)
     assert list(base.iterdir()) == []
-
-
-def gone_yet(pid):
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_living_job_is_not_swept(agents, base):
