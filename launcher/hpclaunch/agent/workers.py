@@ -44,11 +44,8 @@ def workers_of(
     """Return the workers of one agent in a round. For `pipes`, see `GpuSharing.directories`;
     `stage`: where they save in memory.
     """
-    command = config.command
     if stage is not None:
         part = replace(part, checkpoint=stage.staged(part.checkpoint))
-        program = command[: len(command) - len(config.arguments)]
-        command = (*program, *map(stage.word, config.arguments))
     shared = worker_environment.common(
         part,
         environ,
@@ -64,10 +61,10 @@ def workers_of(
         shared["HPCLAUNCH_NOTICE_FILE"] = str(notice_file(directory, config))
     if stage is not None:
         shared["HPCLAUNCH_STAGE"] = stage.stage
-    resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
-    if stage is not None:
-        resume = list(map(stage.word, resume))
-    words = [*command, *(resume if part.checkpoint else ())]
+    program = config.command[: len(config.command) - len(config.arguments)]
+    resume = config.resume_with if part.checkpoint else ()
+    arguments = [*config.arguments, *(w.replace(PLACEHOLDER, part.checkpoint) for w in resume)]
+    words = [*program, *(arguments if stage is None else map(stage.word, arguments))]
     bindings, localities = _bindings_of(part, config)
     each = binding.cpus_each(bindings)
     bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
