@@ -206,7 +206,7 @@ def help_text(monkeypatch):
 def ours():
     """Return the spellings with dashes of each of our options, by dest."""
     found = {}
-    for name, action in build_parser({})._known.items():
+    for name, action in build_parser({}).options.items():
         found.setdefault(action.dest, []).append(name)
     return found
 
@@ -622,7 +622,7 @@ class TestHelp:
         assert "accepted for compatibility with torchrun:" in capfd.readouterr().out
 
     def test_the_options_that_most_people_need_are_options_with_these_defaults(self):
-        options = build_parser({})._known
+        options = build_parser({}).options
         for entry in re.split(r"\n(?=  -)", help_page.OPTIONS)[1:]:
             first, *more = re.findall(r"(?<![\w'])--[a-z-]+", entry)
             assert {first, *more} <= options.keys()

@@ -33,10 +33,15 @@ class Parser(argparse.ArgumentParser):
         found, rest = self.parse_known_args(args, namespace)
         for word in rest:
             if word.startswith("-"):
-                self.no_option(word.partition("=")[0], self._option_string_actions)
+                self.no_option(word.partition("=")[0], self.options)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found
+
+    @property
+    def options(self) -> Mapping[str, argparse.Action]:
+        """The options by spelling, with dashes: one that has several is there several times."""
+        return self._option_string_actions
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -73,7 +78,6 @@ class LaunchParser(Parser):
     def __init__(self, environ: Mapping[str, str], **settings: Any) -> None:
         super().__init__(add_help=False, allow_abbrev=False, **settings)
         self._environ = environ
-        self._known: dict[str, argparse.Action] = {}  # by every spelling with dashes
         # Spellings that torchrun does not have. An abbreviation that fits both means torchrun's.
         self.ours: set[str] = set()
 
@@ -84,8 +88,7 @@ class LaunchParser(Parser):
         group = self.add_argument_group(title, description)
 
         def add(*spellings: str, ours: Iterable[str] = (), **settings: Any) -> None:
-            action = group.add_argument(*spellings, **settings)
-            self._known |= dict.fromkeys(spellings, action)
+            group.add_argument(*spellings, **settings)
             self.ours.update(ours)
 
         def own(*spellings: str, **settings: Any) -> None:
@@ -109,7 +112,7 @@ class LaunchParser(Parser):
     def read(self, options: Sequence[str]) -> argparse.Namespace:
         """Return the values of `options`, which are in full spellings, and all defaults."""
         unset = object()
-        actions = [a for a in self._known.values() if a.default is not argparse.SUPPRESS]
+        actions = [a for a in self.options.values() if a.default is not argparse.SUPPRESS]
         namespace = argparse.Namespace(**{action.dest: unset for action in actions})
         super().parse_args(options, namespace)
         for action in actions:
@@ -134,26 +137,21 @@ class LaunchParser(Parser):
             taken += self.take(words)
         return taken
 
-    @property
-    def spellings(self) -> Iterable[str]:
-        """The spellings of all options, with dashes."""
-        return self._known
-
     def option(self, spelling: str) -> argparse.Action:
         """Return the option with this spelling, other than --help and the like."""
-        known = {s: a for s, a in self._known.items() if a.default is not argparse.SUPPRESS}
+        known = {s: a for s, a in self.options.items() if a.default is not argparse.SUPPRESS}
         if spelling not in known:
             self.no_option(spelling, known)
         return known[spelling]
 
     def only_prints(self, word: str) -> bool:
         """Return whether a word is an option that prints something and exits, such as --help."""
-        action = self._known.get(word.partition("=")[0])
+        action = self.options.get(word.partition("=")[0])
         return action is not None and action.default is argparse.SUPPRESS
 
     def knows(self, word: str) -> bool:
         """Return whether a word is a short option, or an option of the launcher in full."""
-        return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known
+        return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self.options
 
     def take(self, words: list[str]) -> list[str]:
         """Remove the first option and its value from `words`, and return them in full spelling."""
@@ -162,7 +160,7 @@ class LaunchParser(Parser):
             name, equals, value = word.partition("=")
             name = self._full(name)
             word = name + equals + value
-            wants_more = not equals and self._known[name].nargs is None
+            wants_more = not equals and self.options[name].nargs is None
         else:
             wants_more = self._short_wants_more(word)
         if not wants_more or not words:
@@ -172,13 +170,13 @@ class LaunchParser(Parser):
 
     def _full(self, name: str) -> str:
         dashed = name.replace("_", "-")
-        if dashed in self._known:
+        if dashed in self.options:
             return dashed
-        begun = [known for known in self._known if known.startswith(dashed)]
+        begun = [known for known in self.options if known.startswith(dashed)]
         torchruns = [known for known in begun if known not in self.ours]
         matches = [known for known in torchruns if known not in NEWER] or torchruns or begun
         if not matches or dashed in other_launchers.OPTIONS:
-            self.no_option(name, self._known)
+            self.no_option(name, self.options)
         if len(matches) > 1:
             self.error(f"{name} is ambiguous: it could be {', '.join(matches)}")
         return matches[0]
@@ -186,9 +184,9 @@ class LaunchParser(Parser):
     def _short_wants_more(self, word: str) -> bool:
         """Return whether the next word is a value, as after `-r` and `-mr`, but not after `-r3`."""
         for position, letter in enumerate(word[1:], start=1):
-            action = self._known.get(f"-{letter}")
+            action = self.options.get(f"-{letter}")
             if action is None:
-                self.no_option(word.partition("=")[0], self._known)
+                self.no_option(word.partition("=")[0], self.options)
             if action.nargs is None:
                 return position == len(word) - 1
         return False

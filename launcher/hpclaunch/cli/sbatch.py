@@ -36,13 +36,7 @@ class PARSER(parser.Parser):
     """A parser that puts the launcher's options, SCRIPT and its arguments into `words`."""
 
     def __init__(self, **settings: Any) -> None:
-        self._own: dict[str, argparse.Action] = {}
         super().__init__(usage=USAGE, allow_abbrev=False, **settings)
-
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
-        action = super().add_argument(*names, **settings)
-        self._own |= dict.fromkeys(names, action)
-        return action
 
     def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
         own, theirs = self._divide([*args])
@@ -56,7 +50,7 @@ class PARSER(parser.Parser):
         theirs: list[str] = []
         while words and words[0].startswith("-") and words[0] not in ("-", "--"):
             name, equals, value = words[0].partition("=")
-            action = self._own.get(name.replace("_", "-"))
+            action = self.options.get(name.replace("_", "-"))
             if action is not None:
                 words = words[1:]
                 if action.nargs is None and not equals and words:
@@ -71,7 +65,7 @@ class PARSER(parser.Parser):
                 words = rest
             else:
                 # An abbreviation such as --node could mean an option of either parser.
-                known = {**self._own, **dict.fromkeys(launcher.spellings)}
+                known = {**self.options, **launcher.options}
                 self.no_option(name, known, ", here or of the launcher", OF_SLURM)
         return own, theirs + (words[1:] if words[:1] == ["--"] else words)
 
