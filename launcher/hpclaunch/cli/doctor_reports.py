@@ -162,10 +162,8 @@ def _is_received(channel: zmq_channel.MemberChannel, report: TaskReport, timeout
 
 def _wait(channel: zmq_channel.Channel, seconds: float) -> Container[object]:
     """Return the sockets that have become readable within so many seconds."""
-    poller = zmq.Poller()
-    for s in channel.sockets:
-        poller.register(s, zmq.POLLIN)
-    return dict(poller.poll(math.ceil(max(0.0, seconds) * 1000)))
+    polled = [(socket, zmq.POLLIN) for socket in channel.sockets]
+    return dict(zmq.zmq_poll(polled, timeout=math.ceil(max(0.0, seconds) * 1000)))
 
 
 def folded(hosts: Iterable[str]) -> str:
