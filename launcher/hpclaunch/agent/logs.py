@@ -169,8 +169,7 @@ class _Delayed:
     """Events that wait for last lines, or for earlier events."""
 
     make: Make  # from the last lines
-    is_awaiting: bool  # the lines are not read yet
-    text: str = ""
+    lines: str | None  # None: not read yet
 
 
 class LastWords:
@@ -188,7 +187,7 @@ class LastWords:
         """Append the events that `make` returns for the last lines of these files. Return the
         events that can be delivered now.
         """
-        delayed = _Delayed(make, bool(files))
+        delayed = _Delayed(make, None if files else "")
         self._queue.append(delayed)
         if files:
             question = messages.ReadTail(tuple(map(str, files)))
@@ -196,13 +195,11 @@ class LastWords:
         return self._take()
 
     def _on_tail(self, delayed: _Delayed, reply: messages.Reply | None) -> list[Event]:
-        delayed.is_awaiting = False
-        delayed.text = reply.text if isinstance(reply, messages.Tail) else ""
+        delayed.lines = reply.text if isinstance(reply, messages.Tail) else ""
         return self._take()
 
     def _take(self) -> list[Event]:
         found: list[Event] = []
-        while self._queue and not self._queue[0].is_awaiting:
-            first = self._queue.popleft()
-            found += first.make(first.text)
+        while self._queue and (lines := self._queue[0].lines) is not None:
+            found += self._queue.popleft().make(lines)
         return found
