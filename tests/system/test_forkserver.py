@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -573,10 +574,10 @@ def test_nothing_outlives_a_killed_agent(tmp_path):
     """The agent is a process of its own here, and really killed."""
     agent = subprocess.Popen(
         [sys.executable, "-c",
-         "import sys, time; sys.path.insert(0, sys.argv[1]); import serving as t, pathlib\n"
-         "c = t.Client(pathlib.Path(sys.argv[2]))\n"
+         "import sys, time; sys.path[:0] = sys.argv[2:]; import serving as t, pathlib\n"
+         "c = t.Client(pathlib.Path(sys.argv[1]))\n"
          "c.start(t.sh('trap \"\" TERM; setsid sleep 600 & echo $! $$; wait'))\n"
-         "time.sleep(600)", os.path.dirname(__file__), str(tmp_path)]
+         "time.sleep(600)", str(tmp_path), *map(str, Path(__file__).parents[:2])]
     )  # fmt: skip
     pids = [int(word) for word in wait_for(tmp_path / "rank-0.out").split()]
     (server,) = psutil.Process(agent.pid).children()
