@@ -1326,6 +1326,102 @@ def test_a_rank_whose_file_was_on_a_lost_node_is_missed(nodes):
     assert sorted(nodes.stages[0].iterdir()) == sorted(nodes.stages[0] / name for name in expected)
 
 
+@pytest.mark.parametrize("has_returned", [False, True])
+def test_what_lacks_the_file_of_a_lost_node_does_not_look_complete(nodes, has_returned):
+    """A script that looks for its newest checkpoint itself would load it on this node only."""
+    stager = nodes.lead()
+    nodes.restore(stager)
+    two_ranks(nodes, 1)
+    nodes.work(stager)
+    expected = picture(nodes.storage)
+    two_ranks(nodes, 2)
+    stager.looking.complete(stager.looking.look())
+    nodes.lose(1)
+    if has_returned:
+        nodes.join(1)
+    assert nodes.restore(stager).path == ""
+    for index in nodes.living:
+        assert newest(nodes.stages[index])[0] == str(nodes.stages[index] / "step-1")
+        assert picture(nodes.stages[index]).items() >= expected.items()
+    two_ranks(nodes, 2)
+    nodes.work(stager)
+    assert newest(nodes.storage)[0] == str(nodes.storage / "step-2")
+
+
+def track(root, how, step):
+    """Have a tracker or link name a checkpoint of `two_ranks`."""
+    if how == "link":
+        (root / "last.tmp").symlink_to(root / f"step-{step}")
+        (root / "last.tmp").replace(root / "last")
+    else:
+        (root / "last").write_text(f"step-{step}\n" if how == "name" else f"{step}")
+
+
+@pytest.mark.parametrize("how", ["name", "step", "link"])
+@pytest.mark.parametrize("where", ["memory", "storage", "nowhere"])
+def test_no_tracker_names_what_was_lost_with_a_node(nodes, how, where):
+    """A script that reads it would look for a file that is lost."""
+    stager = nodes.lead()
+    nodes.restore(stager)
+    if where != "nowhere":
+        two_ranks(nodes, 1)
+        track(nodes.stages[0], how, 1)
+        expected = picture(nodes.stages[0])["last"]
+        nodes.work(stager)
+    if where == "storage":
+        shutil.rmtree(nodes.stages[0] / "step-1")
+    two_ranks(nodes, 2)
+    track(nodes.stages[0], how, 2)
+    stager.looking.complete(stager.looking.look())
+    nodes.lose(1)
+    nodes.join(1)
+    nodes.restore(stager)
+    found = [picture(stage).get("last") for stage in nodes.stages]
+    if where == "nowhere":
+        assert found == [None] * 3
+    else:
+        assert found == [expected] * 3
+        assert newest(nodes.stages[0])[0] == str(nodes.stages[0] / "step-1")
+    assert nodes.restore(stager).fetched == 0
+    assert [picture(stage).get("last") for stage in nodes.stages] == found
+
+
+def test_a_tracker_of_what_was_lost_does_not_hide_what_is_flushed(nodes):
+    """DeepSpeed's checkpoints count only once `latest` names them."""
+    stager = nodes.lead()
+    nodes.restore(stager)
+    for step in (1, 2):
+        tag = f"global_step{step}"
+        sizes = {"dp_world_size": 2, "mp_world_size": 1, "param_shapes": []}
+        write(nodes.stages[0] / tag / "mp_rank_00_model_states.pt", step, **sizes)
+        for rank in (0, 1):
+            name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            write(nodes.stages[rank] / tag / name, step)
+        (nodes.stages[0] / "latest").write_text(tag)
+        nodes.replicate(stager) if step == 1 else stager.looking.look()
+    nodes.lose(1)
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+    assert newest(nodes.storage) == (str(nodes.storage / "global_step1"), [])
+    assert (nodes.storage / "latest").read_text() == "global_step1"
+
+
+def test_the_links_of_ranks_name_the_files_of_these_ranks(nodes):
+    stager = nodes.lead()
+    nodes.restore(stager)
+    for step in (1, 2):
+        for rank, stage in enumerate(nodes.stages):
+            write(stage / f"ep0-ba{step}-rank{rank}.pt", step)
+            (stage / "last.tmp").symlink_to(f"ep0-ba{step}-rank{rank}.pt")
+            (stage / "last.tmp").replace(stage / f"latest-rank{rank}.pt")
+        nodes.work(stager) if step == 1 else stager.looking.complete(stager.looking.look())
+    nodes.lose(1)
+    nodes.restore(stager)
+    for index in nodes.living:
+        for rank in (0, 2):
+            link = nodes.stages[index] / f"latest-rank{rank}.pt"
+            assert os.readlink(link) == f"ep0-ba1-rank{rank}.pt"
+
+
 def test_the_first_of_two_ranks_is_missed_too(nodes):
     """The files of the others then look like another checkpoint."""
     stager = nodes.lead(0)

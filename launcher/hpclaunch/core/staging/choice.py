@@ -97,16 +97,18 @@ def outdated(
     found: Sequence[Manifest],
     holdings: Sequence[Holding],
     nodes: Collection[int],
+    fragments: Collection[Manifest] = (),
 ) -> dict[int, frozenset[str]]:
     """Return, by node, the files to remove after a restore, so that a search there finds the chosen
     generation and nothing newer: files of which the view shows another version, the decisive files
-    of mixtures, and files in the directories of restored checkpoints that are not part of these.
+    of mixtures and `fragments`, and files in the directories of restored checkpoints that are not
+    part of these.
 
     `restored` are the chosen generation and older ones, which `nodes` have now. `found` and
-    `holdings` are those from which it was chosen.
+    `holdings` are those from which it was chosen. `fragments` lack a file of a lost node.
     """
     view = shown(holdings)
-    mixed = {m.decisive for m in mixtures(found, holdings)}
+    mixed = {m.decisive for m in (*mixtures(found, holdings), *fragments)}
     staying = {f.name: f for m in reversed(restored) for f in m.files}
     moved = tuple(f"{path}/" for m in restored for path in m.moved if path != ".")
 

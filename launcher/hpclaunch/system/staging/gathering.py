@@ -17,7 +17,7 @@ from hpclaunch.core.staging.generations import LastRestore, Manifest, last_resto
 from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
-from .contents import HERE, Contents, is_part
+from .contents import HERE, Contents, file_at, is_part
 from .copying import Between, GivenUpError, LostError, cause, reason
 from .draining import Draining
 from .launch import Launch
@@ -30,6 +30,7 @@ from .orders import RecordRestore
 from .other_files import OtherFiles
 from .requests import Requests
 from .restoring import fixed_names, restore, restore_older
+from .trackers import renamed
 
 BRIEF = 10.0  # seconds to wait for what storage has, beside the checkpoint to resume from
 TRIES = 3  # of a restore and of a wave of copies, since a source may be lost meanwhile
@@ -75,16 +76,18 @@ class Gathering:
     def _run(self, request: Restore, damaged: Collection[str]) -> Restored | Refused:
         began, nodes = time.monotonic(), self._nodes
         nodes.refresh_soon()
-        complete = list(self._looking.candidates(self._looking.found()))
+        examined = self._looking.found()
+        complete = list(self._looking.candidates(examined))
         nodes.delete_rest(nodes.whole(complete))
         found = nodes.manifests(complete)
         holdings, path, has_lost_node = nodes.holdings, "", self._has_lost_node()
+        fragments = nodes.fragments(complete) if has_lost_node else []
         chosen, skipped = self._chosen(found, request)
+        mixed = mixtures(found, holdings)
+        whole = [each for each in found if each not in mixed]
         self._draining.chosen = 0 if chosen is None else chosen.time
         if chosen is not None:
             fetched = self._gather(chosen, request)
-            mixed = mixtures(found, holdings)
-            whole = [each for each in found if each not in mixed]
             is_away = bool(skipped)  # storage does not answer
             own = [] if is_away else self._from_storage(chosen, whole, request)
             restored = [chosen, *own, *self._older([chosen, *own], whole, request)]
@@ -107,10 +110,15 @@ class Gathering:
                 if each in own:  # the ranks of a script should find the same on all nodes
                     self._delete(dict.fromkeys(nodes.inventories, each.own))
                     nodes.refresh_soon()
+        removed = outdated(restored, found, holdings, request.nodes, fragments)
+        if has_lost_node:
+            usable = [*whole, *restored]
+            trackers = self._rename_trackers(examined, usable, chosen, request)
+            removed = {node: names - trackers for node, names in removed.items()}
         fetched += self._fetch_others(request)
         if has_lost_node:
             self._forget_lost(restored)
-        self._complete(restored, outdated(restored, found, holdings, request.nodes), request)
+        self._complete(restored, removed, request)
         size = sum(f.size for f in chosen.needed) if chosen else 0
         seconds = time.monotonic() - began
         skipped = (*sorted(damaged), *skipped)
@@ -118,20 +126,24 @@ class Gathering:
 
     def collect(self, damaged: dict[Manifest, str]) -> tuple[list[str], str]:
         """Fetch the newest checkpoint to this node if only buddies still have it, so that the flush
-        can copy it, and delete what is left of a later save with its names: that would hide it.
-        Return the paths that are missing, and why. If the copy of a checkpoint is damaged, add that
-        to `damaged`, and fetch another copy or the next older checkpoint. Raises OSError and
-        GivenUpError if a node does not answer.
+        can copy it, and delete what is left of a later save with its names: that would hide it. A
+        tracker that names one that was lost with a node would hide it on storage. Return the paths
+        that are missing, and why. If the copy of a checkpoint is damaged, add that to `damaged`,
+        and fetch another copy or the next older checkpoint. Raises OSError and GivenUpError if a
+        node does not answer.
         """
         self._nodes.refresh_soon()
         request = Restore(0, (), (self._nodes.index,))
-        found = self._nodes.manifests(self._looking.candidates(self._looking.found()))
+        examined = self._looking.found()
+        found = self._nodes.manifests(self._looking.candidates(examined))
         chosen, _ = self._chosen(found, request)
+        mixed = mixtures(found, self._nodes.holdings)
+        usable = [each for each in found if each not in mixed]
         if chosen is not None and all(m.generation != chosen.generation for m in found):
             try:
                 self._gather(chosen, request)
                 names = {
-                    h.node: {f.name for f in chosen.files if not h.has(f)}
+                    h.node: {f.name for f in chosen.files if f.name in chosen.own and not h.has(f)}
                     for h in self._nodes.holdings
                 }
                 self._delete(names)
@@ -140,6 +152,9 @@ class Gathering:
                 return self.collect(damaged)
             except (OSError, GivenUpError) as e:
                 return [self._launch.on_storage(chosen.key)], reason(e)
+            usable.append(chosen)
+        if self._has_lost_node():
+            self._rename_trackers(examined, usable, chosen, request)
         return [], ""
 
     def _chosen(
@@ -275,6 +290,43 @@ class Gathering:
                 )
         nodes.fetch(transfers)  # a log that cannot be fetched is no reason to stop
         return sum(each.file.size for each in transfers)
+
+    def _rename_trackers(
+        self,
+        examined: Sequence[ExaminedCheckpoint],
+        usable: Sequence[Manifest],
+        chosen: Manifest | None,
+        request: Restore,
+    ) -> set[str]:
+        """Have the trackers and links that name a checkpoint that is newer than the chosen one, and
+        not `usable` any more, name the chosen one. Remove them if none is chosen. Return their
+        names.
+        """
+        nodes, root, key = self._nodes, self._launch.root, "" if chosen is None else chosen.key
+        time = 0 if chosen is None else chosen.time
+        newer = [e.candidate for e in examined if e.candidate.time > time]
+        paths = {name for each in usable for name in each.moved}
+        lost = [c for c in newer if os.path.relpath(c.path, root) not in paths]
+        texts = dict(renamed(root, lost, key))
+        if not texts:
+            return set()
+        links = {name for name in texts if os.path.islink(os.path.join(root, name))}
+        self._delete(dict.fromkeys(nodes.inventories, texts.keys()))
+        transfers = list[Transfer]()
+        others = [node for node in request.nodes if node != nodes.index]
+        for name, text in ((name, text) for name, text in texts.items() if text):
+            path = os.path.join(self._launch.stage, name)
+            with contextlib.suppress(OSError):  # memory is full: better no tracker than no restore
+                if name in links:
+                    os.symlink(text, path)
+                else:
+                    with open(path, "x", encoding="utf-8") as file:
+                        file.write(text)
+                new = file_at(self._launch.stage, name)._replace(owner=nodes.index)
+                transfers += (Transfer(node, new, nodes.index) for node in others)
+        nodes.fetch(transfers)
+        nodes.refresh_soon()
+        return {*texts}
 
     def _has_lost_node(self) -> bool:
         """Return whether a node of the last round is lost, with what only it had."""

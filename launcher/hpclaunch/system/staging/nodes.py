@@ -236,14 +236,23 @@ class Nodes(Memory):
 
     def manifests(self, complete: Iterable[Contents]) -> list[Manifest]:
         """Return the manifests of complete checkpoints, as far as they are whole."""
-        return [found for _, found in self._with_manifests(complete)]
+        return [found for _, found, is_whole in self._with_manifests(complete) if is_whole]
+
+    def fragments(self, complete: Iterable[Contents]) -> list[Manifest]:
+        """Return the manifests of those that look complete, but lack a file that was there before:
+        some formats do not show that.
+        """
+        return [found for _, found, is_whole in self._with_manifests(complete) if not is_whole]
 
     def whole(self, complete: Iterable[Contents]) -> list[Contents]:
-        every = list(self._with_manifests(complete))
+        every = [(each, found) for each, found, ok in self._with_manifests(complete) if ok]
         mixed = mixtures([found for _, found in every], self.holdings)
         return [each for each, found in every if found not in mixed]
 
-    def _with_manifests(self, complete: Iterable[Contents]) -> Iterator[tuple[Contents, Manifest]]:
+    def _with_manifests(
+        self, complete: Iterable[Contents]
+    ) -> Iterator[tuple[Contents, Manifest, bool]]:
+        """Yield each checkpoint with its manifest, and whether it has all files that it had."""
         kept = [k.manifest for holding in self.holdings for k in holding.kept]
         before = [(m, _state(m)) for m in (*kept, *self._last.values())]
         self._last = {}
@@ -251,11 +260,9 @@ class Nodes(Memory):
             with contextlib.suppress(OSError, GivenUpError):  # just being written or deleted
                 found = self._replicating.manifest(each)
                 state = _state(found)
-                # Some formats do not show that a file is missing: it may be on a lost node.
                 fuller = next((m for m, known in before if state < known), None)
                 self._last[found.key] = fuller or found
-                if fuller is None:
-                    yield each, found
+                yield each, found, fuller is None
 
     def replicate(self, complete: Sequence[Contents], incomplete: Iterable[Contents] = ()) -> None:
         others = []
