@@ -1285,6 +1285,28 @@ def test_shards_that_were_not_looked_at_simultaneously_are_looked_at_again(
     assert picture(nodes.storage) == expected
 
 
+def test_the_next_saves_are_copied_after_a_kill_has_left_an_unfinished_file_in_the_directory(nodes):
+    """A restore brings it to other nodes, where no rank replaces it."""
+
+    def save(step):
+        for rank in (0, 1):
+            write(nodes.stages[rank] / "last" / f"rank-{rank}.pt", step)
+        (nodes.stages[0] / "last" / ".complete").touch()
+
+    stager = nodes.lead()
+    nodes.restore(stager)
+    save(1)
+    (nodes.stages[1] / "last" / "rank-1.pt.tmp").write_bytes(b"PK")
+    assert nodes.restore(stager).path == ""
+    for step in (2, 3):
+        save(step)
+        nodes.work(stager)
+        assert kept(nodes) == [0, 1, 1]
+        for rank in (0, 1):
+            saved = nodes.stages[rank] / "last" / f"rank-{rank}.pt"
+            assert (nodes.storage / "last" / saved.name).read_bytes() == saved.read_bytes()
+
+
 def test_a_checkpoint_that_is_replaced_while_it_is_copied_reaches_storage_all_the_same(
     nodes, monkeypatch
 ):

@@ -144,7 +144,9 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
         ranks = _of_ranks(root, candidate)
         moved, key = (*_targets(root, candidate), *ranks), ranks[-1]
         items = [each for name in moved for each in tree(root, name)]
-        essential = frozenset(each.name for each in items if each.is_file)
+        # A kill may have left one that is unfinished, which no later save replaces.
+        finished = (each for each in items if each.is_file and not each.name.endswith(".tmp"))
+        essential = frozenset(each.name for each in finished)
     # The decisive file may be behind a link, or just deleted. Then another one counts as the last.
     items.sort(key=lambda e: (not e.is_folder, e.name in essential, e.name == decisive))
     if not items or items[-1].is_folder or (key == HERE and items[-1].name not in essential):
