@@ -104,6 +104,21 @@ def without_an_answer(peer, monkeypatch, error, times=-1, order=Look):
 # Draining
 
 
+def test_a_directory_reaches_storage_where_an_earlier_launch_has_left_a_file_of_this_name(nodes):
+    """Lightning's last.ckpt is a file under DDP, and a directory under FSDP."""
+    write(nodes.storage / "last.ckpt", 1)
+    before = (nodes.storage / "last.ckpt").read_bytes()
+    stager = nodes.lead()
+    for rank in (0, 1):
+        write(nodes.stages[rank] / "last.ckpt" / f"rank-{rank}.pt", 2)
+    (nodes.stages[0] / "last.ckpt" / ".complete").touch()
+    nodes.work(stager)
+    assert newest(nodes.storage)[0] == str(nodes.storage / "last.ckpt")
+    assert len(os.listdir(nodes.storage / "last.ckpt")) == 3
+    assert (nodes.storage / "last.ckpt.~1~").read_bytes() == before
+    assert stager.flush(1) == messages.Flushed(1, (), "")
+
+
 def test_what_another_node_has_saved_reaches_storage(nodes):
     stager = nodes.lead(1)
     write(nodes.stages[0] / "step-1.pt", 1)

@@ -225,7 +225,7 @@ def _remove_abandoned(path: str, root: str, launch: str) -> bool:
 
 def later(each: StagedFile, root: str) -> StagedFile | None:
     """Return the file of this name below `root` if it was written later. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         there = file_at(root, each.name)
         return there if there.time > each.time else None
     return None
