@@ -91,6 +91,14 @@ def test_a_death_by_sigkill_that_is_seen_late_may_be_the_cause():
     assert [(e.rank, e.stopped) for e in report.exits] == [(3, False), (2, False)]
 
 
+def test_a_death_by_sigkill_that_is_seen_after_the_heads_order_may_be_the_cause():
+    """Ranks of another agent have failed because of it."""
+    member = running()
+    feed(member, 2.0, stop(0, lost=True))
+    (report,) = reports(feed(member, 2.1, WorkerExited(2, 137, 9)))
+    assert [e.stopped for e in report.exits] == [False]
+
+
 @pytest.mark.parametrize("killing", [Tick(), LeaseOver()], ids=["grace", "lease"])
 def test_a_death_by_the_agents_own_sigkill_is_no_failure(killing):
     member = running()

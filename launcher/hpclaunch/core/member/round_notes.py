@@ -18,11 +18,6 @@ class Exits:
     def __init__(self) -> None:
         self._exits: dict[int, tuple[WorkerExit, float]] = {}  # by rank; the time is that of exit
 
-    @property
-    def failed(self) -> bool:
-        """Whether a process has failed, without being stopped."""
-        return any(exit_.code and not exit_.stopped for exit_, _ in self._exits.values())
-
     def add(self, event: WorkerExited, now: float, *, stopped: bool) -> None:
         # The last lines of a worker that was stopped explain nothing, and messages are limited.
         tail = "" if stopped else event.tail

@@ -23,6 +23,7 @@ class Stopping:
 
     def end(self) -> None:
         """Clear everything: the workers, and the processes that they have started, are gone."""
+        self.is_lost = False  # see `begin`
         self.has_killed = False  # workers may have got SIGKILL
         self._kill_idle_at = math.inf
         self._kill_at = math.inf
@@ -44,6 +45,7 @@ class Stopping:
         handlers cannot run. Then only workers that are doing something get the full grace period;
         idle ones are killed earlier.
         """
+        self.is_lost = lost
         if self._leftovers:
             self._kill_leftovers_soon(now)
             return

@@ -274,10 +274,11 @@ class WorkerGroup:
         return [StopWorkers(signum)]
 
     def _was_stopped(self, event: events.WorkerExited) -> bool:
-        """Return whether a worker ended because this agent stops them. A death by SIGKILL before
-        the agent has sent one was seen late: it may be why another worker has failed.
+        """Return whether a worker ended because this agent stops them. If the round is lost, a
+        death by SIGKILL before the agent has sent one was seen late: it may be why it is lost.
         """
-        is_own = event.signal == SIGKILL and not self._stopping.has_killed and self.exits.failed
+        stopping = self._stopping
+        is_own = event.signal == SIGKILL and stopping.is_lost and not stopping.has_killed
         return self.phase is not Phase.RUNNING and not is_own
 
     def stop_again(self, now: float) -> list[Effect]:
