@@ -1300,7 +1300,8 @@ def test_shards_that_were_not_looked_at_simultaneously_are_looked_at_again(
     assert picture(nodes.storage) == expected
 
 
-def test_the_next_saves_are_copied_after_a_kill_has_left_an_unfinished_file_in_the_directory(nodes):
+@pytest.mark.parametrize("suffix", [".tmp", ".part"])
+def test_the_next_saves_are_copied_after_a_kill_has_left_an_unfinished_file(nodes, suffix):
     """A restore brings it to other nodes, where no rank replaces it."""
 
     def save(step):
@@ -1311,7 +1312,7 @@ def test_the_next_saves_are_copied_after_a_kill_has_left_an_unfinished_file_in_t
     stager = nodes.lead()
     nodes.restore(stager)
     save(1)
-    (nodes.stages[1] / "last" / "rank-1.pt.tmp").write_bytes(b"PK")
+    (nodes.stages[1] / "last" / f"rank-1.pt{suffix}").write_bytes(b"PK")
     assert nodes.restore(stager).path == ""
     for step in (2, 3):
         save(step)

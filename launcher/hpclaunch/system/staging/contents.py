@@ -145,7 +145,7 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
         moved, key = (*_targets(root, candidate), *ranks), ranks[-1]
         items = [each for name in moved for each in tree(root, name)]
         # A kill may have left one that is unfinished, which no later save replaces.
-        finished = (each for each in items if each.is_file and not each.name.endswith(".tmp"))
+        finished = (each for each in items if each.is_file and not each.name.endswith(DRAFTS))
         essential = frozenset(each.name for each in finished)
     # The decisive file may be behind a link, or just deleted. Then another one counts as the last.
     items.sort(key=lambda e: (not e.is_folder, e.name in essential, e.name == decisive))

@@ -79,9 +79,8 @@ class Gathering:
         examined = self._looking.found()
         complete = list(self._looking.candidates(examined))
         nodes.delete_rest(nodes.whole(complete))
-        found = nodes.manifests(complete)
+        found, fragments = nodes.manifests(complete)
         holdings, path, has_lost_node = nodes.holdings, "", self._has_lost_node()
-        fragments = nodes.fragments(complete) if has_lost_node else []
         chosen, skipped = self._chosen(found, request)
         mixed = mixtures(found, holdings)
         whole = [each for each in found if each not in mixed]
@@ -110,7 +109,8 @@ class Gathering:
                 if each in own:  # the ranks of a script should find the same on all nodes
                     self._delete(dict.fromkeys(nodes.inventories, each.own))
                     nodes.refresh_soon()
-        removed = outdated(restored, found, holdings, request.nodes, fragments)
+        lost = fragments if has_lost_node else ()
+        removed = outdated(restored, found, holdings, request.nodes, lost)
         if has_lost_node:
             usable = [*whole, *restored]
             trackers = self._rename_trackers(examined, usable, chosen, request)
@@ -135,7 +135,7 @@ class Gathering:
         self._nodes.refresh_soon()
         request = Restore(0, (), (self._nodes.index,))
         examined = self._looking.found()
-        found = self._nodes.manifests(self._looking.candidates(examined))
+        found, _ = self._nodes.manifests(self._looking.candidates(examined))
         chosen, _ = self._chosen(found, request)
         mixed = mixtures(found, self._nodes.holdings)
         usable = [each for each in found if each not in mixed]

@@ -234,15 +234,12 @@ class Nodes(Memory):
         found = self.inventories.get(self._owner(each))
         return found is not None and each.name in found.old
 
-    def manifests(self, complete: Iterable[Contents]) -> list[Manifest]:
-        """Return the manifests of complete checkpoints, as far as they are whole."""
-        return [found for _, found, is_whole in self._with_manifests(complete) if is_whole]
-
-    def fragments(self, complete: Iterable[Contents]) -> list[Manifest]:
-        """Return the manifests of those that look complete, but lack a file that was there before:
-        some formats do not show that.
+    def manifests(self, complete: Iterable[Contents]) -> tuple[list[Manifest], list[Manifest]]:
+        """Return the manifests of complete checkpoints: first of those that are whole, then of
+        fragments, which lack a file that was there before. Some formats do not show that.
         """
-        return [found for _, found, is_whole in self._with_manifests(complete) if not is_whole]
+        every = list(self._with_manifests(complete))
+        return [m for _, m, ok in every if ok], [m for _, m, ok in every if not ok]
 
     def whole(self, complete: Iterable[Contents]) -> list[Contents]:
         every = [(each, found) for each, found, ok in self._with_manifests(complete) if ok]
