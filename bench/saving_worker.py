@@ -12,8 +12,8 @@ to `events-RANK-ROUND`:
     ["stored", NUMBER, TIME]            async: the checkpoint is on storage
 
 Times are of CLOCK_MONOTONIC. A step computes for about 50 ms, half of it in Python. The state is
-one trained layer and frozen tensors. With DCP, each rank has a part of these, in a world of any
-size; otherwise, each has all of them, and rank 0 saves.
+one trained layer and frozen tensors, which nothing fills before they are loaded. With DCP, each
+rank has a part of these, in a world of any size; otherwise, each has all of them, and rank 0 saves.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Model(torch.nn.Module):
         self.frozen = torch.nn.ParameterDict(
             {
                 f"piece-{number}": torch.nn.Parameter(
-                    torch.rand(size // 4 // pieces), requires_grad=False
+                    torch.empty(size // 4 // pieces), requires_grad=False
                 )
                 for number in range(part, pieces, parts)
             }
@@ -105,7 +105,7 @@ class Checkpoints:
         if not path:
             return 0
         if self._how == "torch":
-            state = torch.load(path, map_location=device)
+            state = torch.load(path, map_location=device, mmap=True)
             self._model.load_state_dict(state["model"])
         else:
             dcp.load(self._model.state_dict(), checkpoint_id=path)

@@ -15,14 +15,15 @@ memory, its CPUs and the storage of slow_storage.py. Needs root.
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import measuring
+import psutil
 import slow_storage
 from measuring import HPCLAUNCH, Run, median, running
 from on_slurm import Allocation, allocation, cluster_of, host_to_lose, kill, why_not
@@ -40,11 +41,19 @@ class Loss:
     repeated: float
 
 
-def use_memory(size: int) -> None:
-    """Use so many MB of free memory once. A virtual machine may get it from its host only then,
-    which would take longer than the loss itself.
+@contextmanager
+def no_free_memory() -> Iterator[None]:
+    """Fill the free memory with the cache of a file; whatever needs memory takes its place.
+
+    A virtual machine may get free memory from its host only when it is used, and give it back
+    within seconds; that would take longer than the loss itself.
     """
-    subprocess.run([sys.executable, "-c", f"b'x' * {size * 10**6}"], check=True)
+    with tempfile.TemporaryFile(buffering=0) as holes:
+        holes.truncate(psutil.virtual_memory().total)
+        buffer = bytearray(2**21)
+        while holes.readinto(buffer):
+            pass
+        yield
 
 
 def lose(cluster: Cluster, run: Run, *, head: bool) -> float:
@@ -74,9 +83,9 @@ def measure(
             wait_for(lambda: len([*Events.read(run).stalls()]) >= 2, limit)
             time.sleep(args.every / 2)
             run.workers = NODES - 1 + args.spares
-            use_memory((3 * run.workers - 1) * args.size)  # workers' state, read twice; and copies
-            moment = lose(cluster, run, head=head)
-            ready = run.wait_until_ready(moment)
+            with no_free_memory():
+                moment = lose(cluster, run, head=head)
+                ready = run.wait_until_ready(moment)
             if ready is None:
                 return None
             steps = [step for steps in Events.read(run).rounds for step in steps]
