@@ -65,6 +65,15 @@ class Forks:
                 self._socket.settimeout(None)
         return self._codes[pid]
 
+    @contextlib.contextmanager
+    def not_waiting(self):
+        """Leave workers that end as zombies meanwhile."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def _hear(self):
         reply = json.loads(self._socket.recv(1 << 16))
         if "begun" in reply:

@@ -342,15 +342,16 @@ def test_a_signal_that_the_script_does_not_handle(group):
     [((USR1,), []), ((), [0]), ((TERM,), [0])],
     ids=["it", "none", "another"],
 )
-def test_a_worker_that_has_just_left_may_have_handled_the_signal(group, handled, unheard):
+def test_a_worker_that_has_just_left_may_have_handled_the_signal(group, forks, handled, unheard):
     """Nobody has waited for it yet, and its handlers are gone."""
     one = group(UNASKING, handled=handled)
     one.step()
-    one.ask(0, "end")
-    while psutil.Process(one.pids[0]).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
-    one.notices.offer(1, 2, USR1)
-    assert one.give(1) == unheard
+    with forks.not_waiting():
+        one.ask(0, "end")
+        while psutil.Process(one.pids[0]).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        one.notices.offer(1, 2, USR1)
+        assert one.give(1) == unheard
 
 
 def test_workers_that_end_with_the_step(group):
