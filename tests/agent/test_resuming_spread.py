@@ -149,6 +149,7 @@ def test_between_two_rounds_the_stager_searches(resuming, staging, tmp_path):
 def test_a_question_that_comes_during_a_restore_is_answered(resuming, staging, tmp_path):
     """A job that ends needs no checkpoint for another round, but the last one that was saved."""
     path = tmp_path / "storage" / "step-2.pt"
+    resuming._settings = replace(resuming._settings, verify="full")
     staging.is_late = True
     resuming.choose(ChooseCheckpoint(number=4, agents=(0, 1), stages=True))
     resuming.choose(ChooseCheckpoint(number=5, is_last=True))
@@ -161,6 +162,7 @@ def test_a_question_that_comes_during_a_restore_is_answered(resuming, staging, t
 def test_an_agent_whose_search_still_waits_reads_no_saves_of_another_leaders_round(
     resuming, staging
 ):
+    resuming._settings = replace(resuming._settings, verify="full")
     staging.is_late = True
     resuming.choose(ChooseCheckpoint(number=4, agents=(0, 1), stages=True))
     resuming.began(PART)
@@ -231,6 +233,18 @@ def test_each_agent_looks_at_its_own_copy(resuming, tmp_path):
     look = Look(1, str(stored), "mark", info.st_size, info.st_mtime_ns, staged=True)
     assert see(resuming, look).missing == ""
     assert "there is another one" in see(resuming, replace(look, number=2, size=1)).missing
+
+
+@pytest.mark.parametrize("verify", ["auto", "full"])
+def test_bytes_in_memory_are_only_read_on_request(resuming, tmp_path, verify):
+    """A crash of the machine, which may damage them on storage, leaves nothing in memory."""
+    resuming._settings = replace(resuming._settings, verify=verify)
+    path = tmp_path / "stage" / "step-2.pt"
+    write(path)
+    path.write_bytes(path.read_bytes().replace(b"3\n", b"4\n"))
+    info, stored = path.stat(), tmp_path / "storage" / "step-2.pt"
+    look = Look(1, str(stored), "mark", info.st_size, info.st_mtime_ns, (0, 1), staged=True)
+    assert bool(see(resuming, look).damage) == (verify == "full")
 
 
 def test_and_leaves_memory_if_the_head_has_chosen_on_storage(resuming, staging, tmp_path):

@@ -205,7 +205,7 @@ class Resuming(Adapter):
 
     def _watch(self, *, on: bool) -> None:
         """Have the process read each checkpoint as soon as it is saved, or no longer."""
-        if self._settings is None or self._settings.verify not in READS:
+        if self._settings is None or self._verify(self._settings) not in READS:
             return
         self._watches, self._used_at = on, time.monotonic()
         if self._service is not None:
@@ -213,6 +213,13 @@ class Resuming(Adapter):
         elif on:
             with contextlib.suppress(OSError):  # the next request tries again
                 self._served()
+
+    def _verify(self, settings: Checkpoints) -> str:
+        """Return how to verify checkpoints. A machine that crashes may damage bytes on storage, but
+        leaves nothing in memory. So what is there is only read with --verify full.
+        """
+        is_in_memory = self.stage is not None
+        return "structure" if is_in_memory and settings.verify == "auto" else settings.verify
 
     # Requests
 
@@ -345,7 +352,7 @@ class Resuming(Adapter):
         if self._service is None:
             self._searched = where
             self._service = CheckpointServiceClient(
-                where, settings.exclude, settings.complete, settings.verify
+                where, settings.exclude, settings.complete, self._verify(settings)
             )
             if self._watches:
                 self._service.send(Watch(True, self._rounds))
