@@ -120,8 +120,8 @@ ENDS_OF_SLURM = (Origin.TIME_LIMIT, Origin.PREEMPTION, Origin.NOTICE)
 
 @pytest.mark.parametrize("origin", ENDS_OF_SLURM)
 def test_a_job_that_saved_in_time_is_to_be_submitted_again(origin):
-    said = at_head(*decided(origin, saved=True))
-    assert "\n  advice: submit the job again: it continues from its newest checkpoint." in said
+    said = " ".join(at_head(*decided(origin, saved=True)).split())
+    assert "advice: submit the job again: it continues from its newest checkpoint. With --req" in said
 
 
 @pytest.mark.parametrize("origin", [Origin.TIME_LIMIT, Origin.PREEMPTION])
@@ -159,6 +159,7 @@ def test_there_is_advice_if_no_other_run_follows_for_want_of_progress(is_chain):
     said = at_head(*decided(Origin.NODE_LOST, wanted, progress=False))
     assert "it is not started again: this run saved no checkpoint that is further" in said
     assert "\n  advice: submit the job again" in said
+    assert "--requeue" not in said
 
 
 def test_a_worker_that_was_killed_and_wrote_nothing():

@@ -16,10 +16,8 @@ LEAST = 4  # last lines of the worker
 WIDTH = 96  # columns of a paragraph; lines of a worker are never wrapped
 
 UNSAVED = 128 + signal.SIGTERM  # the exit code if nothing was saved since the notice
-SUBMIT_AGAIN = (
-    "submit the job again: it continues from its newest checkpoint. With --requeue, Slurm starts "
-    "it again by itself."
-)
+SUBMIT_AGAIN = "submit the job again: it continues from its newest checkpoint.{requeue}"
+REQUEUE = " With --requeue, Slurm starts it again by itself."
 SAVE_IN_TIME = (
     "let the script save when it has notice (hpclaunch.notice.due), or give a longer --notice. "
     "Submitted again with --checkpoint-dir, the job continues from its newest checkpoint."
@@ -34,8 +32,8 @@ ADVICE = {
     Origin.PREEMPTION: SUBMIT_AGAIN,
     Origin.NOTICE: SUBMIT_AGAIN,
     Origin.NODE_LOST: "submit the job again: with --checkpoint-dir it continues from its newest "
-    "checkpoint. With --nnodes MIN:MAX and srun --no-kill a job continues without a lost node; "
-    "with --requeue, Slurm starts it again by itself.",
+    "checkpoint. With --nnodes MIN:MAX and srun --no-kill a job continues without a lost node."
+    "{requeue}",
     Origin.NODE_UNFIT: "report the node to the administrator, and submit the job again without it "
     "(sbatch --exclude=NODE). With spare nodes or --nnodes MIN:MAX a job continues without a "
     "broken node.",
@@ -117,7 +115,9 @@ def _advice(verdict: Verdict, job: Job) -> str:
     if not job.slurm_id or _has_sequel(verdict, job):
         return ""
     advice = ADVICE.get(verdict.origin, "")
-    return SAVE_IN_TIME if advice == SUBMIT_AGAIN and verdict.code == UNSAVED else advice
+    if advice == SUBMIT_AGAIN and verdict.code == UNSAVED:
+        return SAVE_IN_TIME
+    return advice.format(requeue="" if job.requeueing.on else REQUEUE)
 
 
 def _has_sequel(verdict: Verdict, job: Job) -> bool:
