@@ -121,7 +121,8 @@ ENDS_OF_SLURM = (Origin.TIME_LIMIT, Origin.PREEMPTION, Origin.NOTICE)
 @pytest.mark.parametrize("origin", ENDS_OF_SLURM)
 def test_a_job_that_saved_in_time_is_to_be_submitted_again(origin):
     said = " ".join(at_head(*decided(origin, saved=True)).split())
-    assert "advice: submit the job again: it continues from its newest checkpoint. With --req" in said
+    assert "advice: submit the job again: it continues from its newest checkpoint." in said
+    assert "With --requeue, Slurm starts it again by itself." in said
 
 
 @pytest.mark.parametrize("origin", [Origin.TIME_LIMIT, Origin.PREEMPTION])

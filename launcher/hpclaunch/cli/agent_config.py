@@ -32,7 +32,7 @@ from hpclaunch.core.protocol.model import (
     Trouble,
 )
 from hpclaunch.core.protocol.node_facts import ColdStart, LaunchNote, LaunchNoteKind
-from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timing
+from hpclaunch.core.protocol.timing import BEATS, DEFAULTS, LEARNED, PATIENT_LOSS, Timing
 from hpclaunch.core.protocol.values import field, replace, value
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
@@ -144,6 +144,7 @@ def _job(
     """Return the settings of the job, which are the same for all of its agents."""
     fewest, most = options.nnodes or (where.nodes, where.nodes)
     fixed, saves = fewest >= where.nodes, options.checkpoint_dir is not None
+    loss = options.loss_timeout or (PATIENT_LOSS if fixed else DEFAULTS.loss)
     return Job(
         where.places,
         fewest=min(fewest, where.nodes),
@@ -170,7 +171,8 @@ def _job(
             grace=options.shutdown_timeout,
             hang=LEARNED if options.hang_timeout is None else options.hang_timeout,
             notice=LEARNED if options.notice is None else options.notice,
-            loss=options.loss_timeout or (PATIENT_LOSS if fixed else DEFAULTS.loss),
+            loss=loss,
+            beat=min(DEFAULTS.beat, loss / BEATS),
         ),
     )
 

@@ -83,7 +83,8 @@ class Timing:
 
 DEFAULTS = Timing()
 LEAST_HANG = 2.0  # the shortest hang timeout: the workers are looked at twice in this time
-LEAST_LOSS = 2.0  # the shortest loss timeout: four beats
+LEAST_LOSS = 2.0  # the shortest loss timeout
+BEATS = 6  # the least number of beats in a loss timeout
 # The loss timeout of a job that needs all its nodes. Waiting for a silent node costs nothing, since
 # no round can begin without it: it may be suspended, or cut off for a while. Slurm's own timeout
 # for a silent node is as long by default (SlurmdTimeout).
