@@ -133,6 +133,25 @@ def test_one_to_avoid_has_others_restored_although_there_is_an_older_one(
     assert staging.asked[-1] == ("restore", (str(tmp_path / "storage" / "step-3.pt"),))
 
 
+def test_if_the_process_ends_during_a_restore_the_search_still_waits_for_it(
+    resuming, staging, tmp_path
+):
+    """Else an older checkpoint would be chosen."""
+    for step in (1, 3):
+        write(tmp_path / "stage" / f"step-{step}.pt")
+    mark = checksum(choose(resuming).mark)
+    searches = []
+    staging.restore = lambda _, search: not searches.append(search)
+    resuming.choose(ChooseCheckpoint(((mark, "failed twice"),), number=8, agents=(0, 1)))
+    while not searches:
+        assert receive(resuming) == []
+    resuming._service._process.kill()
+    service = resuming._service
+    while resuming._service is service:
+        assert receive(resuming) == []
+    assert resuming._search_number == 0
+
+
 def test_between_two_rounds_the_stager_searches(resuming, staging, tmp_path):
     path = tmp_path / "storage" / "step-2.pt"
     resuming.began(PART)
@@ -149,7 +168,6 @@ def test_between_two_rounds_the_stager_searches(resuming, staging, tmp_path):
 def test_a_question_that_comes_during_a_restore_is_answered(resuming, staging, tmp_path):
     """A job that ends needs no checkpoint for another round, but the last one that was saved."""
     path = tmp_path / "storage" / "step-2.pt"
-    resuming._settings = replace(resuming._settings, verify="full")
     staging.is_late = True
     resuming.choose(ChooseCheckpoint(number=4, agents=(0, 1), stages=True))
     resuming.choose(ChooseCheckpoint(number=5, is_last=True))

@@ -234,7 +234,7 @@ class Resuming(Adapter):
         self._search_number = self._stager_number = 0
         spread = self._spread
         if spread is not None and not effect.agents:
-            spread.forget_search()  # else an earlier search would replace this one when called
+            spread.forget_search()  # a search that waits for the stager would replace this one
             if effect.ended_well:
                 spread.note_rounds(self._rounds_to_judge(ended_well=True), hurry=True)
             self._number += 1
@@ -448,7 +448,8 @@ class Resuming(Adapter):
             case Searched(id=number) if number == self._search_number:
                 if self.stage is None:
                     self._look_at_disk(reply.disk)
-                if self._restores(reply):
+                self._search_number = 0
+                if self._begin_restore(reply):
                     return []
                 return [self._chosen(reply.found, nothing_known(self._where, reply.others))]
             case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
@@ -477,11 +478,13 @@ class Resuming(Adapter):
                 self._staging.copies.note_saved(path)
             self._record(CheckpointSaved(path, newest.step, newest.size, _age(newest)))
         if newest is not None and not self._is_unused:
-            self._look_whether_used(newest)
+            self._record_if_unused(newest)
         return newest
 
-    def _look_whether_used(self, newest: FoundCheckpoint) -> None:
-        """Record it if the script saves lower steps than it was to resume from."""
+    def _record_if_unused(self, newest: FoundCheckpoint) -> None:
+        """Record CheckpointUnused if the script saves lower steps than that of the checkpoint from
+        which it was to resume.
+        """
         path, resumed = self._stored(newest.path), self._resumed
         saved, at = newest.later, newest.later_time
         if path != resumed.path:  # the script may keep only its newest one
@@ -499,11 +502,11 @@ class Resuming(Adapter):
         self._seen = seen
         return [events.CheckpointSeen(seen)]
 
-    def _restores(self, searched: Searched) -> bool:
-        """Begin a restore if no checkpoint in memory can be used: the job must avoid those that are
-        there, or a kill has cut the only one short. Do so as well if a kill has cut short one that
-        the script saves under the same name again: storage has the save before. Return whether a
-        restore has begun; another search follows it.
+    def _begin_restore(self, searched: Searched) -> bool:
+        """Begin a restore from storage, and return True, in two cases. No checkpoint in memory can
+        be used: the job must avoid those that are complete, or a kill has cut short the only one.
+        Or a kill has cut short a save, and storage has an earlier save of that name. Another search
+        follows the restore.
         """
         found, whys = searched.found, [why for _, why in self._asked.avoid]
         if self._staging is None or self._asked.is_last:
@@ -523,7 +526,6 @@ class Resuming(Adapter):
     def _chosen(
         self, found: Sequence[FoundCheckpoint], lacking: str = ""
     ) -> events.CheckpointChosen:
-        self._search_number = 0
         staged = self.stage is not None
         newest = self._note_newest(found)
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
