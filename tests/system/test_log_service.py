@@ -65,9 +65,10 @@ def until(client, kind):
     raise AssertionError(f"no {kind}")
 
 
-def prepare(client, directory, number=1):
+def prepare(client, directory, number=1, others=()):
     file = directory / "round-0" / "rank-0.out"
-    streams = (StreamFile(str(file), (TapTo(1, ""),)),)
+    files = (file, *(file.with_suffix(suffix) for suffix in others))
+    streams = tuple(StreamFile(str(each), (TapTo(1, ""),)) for each in files)
     store = str(directory / "store.err")
     index = str(file.parent / "index-agent-0.txt")
     client.send(Prepare(str(file.parent), streams, (), (), store, index, "71.0", "n1", number))
@@ -94,6 +95,17 @@ def test_the_last_lines_and_the_disk(client, tmp_path):
     assert until(client, Tail) == Tail(2, "one\ntwo")
     client.send(LookAtDisk(str(tmp_path), 3))
     assert until(client, DiskFound).disk.path == str(tmp_path)
+
+
+def test_a_long_exception_names_the_file_that_has_it(client, tmp_path):
+    """With `2>&1`, standard output has it, and the other file is empty."""
+    out = prepare(client, tmp_path, others=[".err"])
+    until(client, Prepared)
+    message = "".join(f"line {n}\n" for n in range(50))
+    out.write_text(message)
+    out.with_suffix(".error.json").write_text(json.dumps({"message": {"message": message}}))
+    client.send(ReadTail((str(out.with_suffix(".err")), str(out)), 2))
+    assert "[... all of it is in rank-0.out]" in until(client, Tail).text
 
 
 def test_what_cannot_be_made_is_refused(client, tmp_path):

@@ -1,8 +1,8 @@
 """The fork server: starts, watches and ends everything that a round runs on one node.
 
-`system/shared/helper.py` starts it, and describes the arguments; SPARED is its own: signals to
-ignore beside the usual ones ("12,25", may be empty). Workers inherit the signals that the user had
-blocked. `fork_server_messages.py` has the messages between the agent and this process.
+`system/shared/helper.py` starts it, and describes the arguments. SPARED is an additional one: the
+signals to ignore besides the usual ones ("12,25", may be empty). Workers inherit the signals that
+the user had blocked. `fork_server_messages.py` has the messages between the agent and this process.
 
 Law: nothing started here outlives this process or the agent, except the copier for a moment. The
 socket ends with the agent, and then everything is killed. If the agent has died, this process stays
@@ -10,16 +10,20 @@ for a few seconds to confirm that (`notice_board.py`). If this process is killed
 by their parent-death signal. It is a subreaper: a grandchild whose parent has ended becomes its
 child, in whatever session it is. So "no children" means that nothing is left.
 
-This process is one thread without torch, CUDA or ZeroMQ. Its parts know nothing of each other's
-work; this file puts them together:
+This process has one thread, and imports neither torch, CUDA nor ZeroMQ. This file connects its
+parts:
 
 - `workers.py`: which workers live, and their descendants
 - `starting.py`: how workers and the store process are started
-- `worker_watch.py`: what is found out about the workers
-- `step_notices.py`: the notices that they take
+- `template_client.py`: the template, which forks workers
+- `store.py`: the store of a round
+- `worker_watch.py`: progress and vital signs of the workers
+- `step_notices.py`: notices that all workers take before the same step
 - `worker_stop.py`: how they are stopped
 - `worker_lease.py`: until when they may run
 - `terminals.py`: the streams that are not files, and events that wait for output
+- `memory_kills.py`: whether the kernel has killed a worker for its memory
+- `notice_board.py`: the notice that the agent has died
 """
 
 from __future__ import annotations
@@ -100,7 +104,7 @@ class ForkServer:
         os.setpgid(0, 0)
         self.wakeup = Wakeup()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # or a stopped one would outlive the agent
+        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # if stopped, it would outlive the agent otherwise
 
     def watched(self) -> Watched:
         """Yield what this process waits for, and acts on in this order."""
@@ -322,12 +326,14 @@ class ForkServer:
         self.board.serve(0.05, self.wakeup)
         self.on_wakeup()
 
-    def leave(self, *, agent_died: bool) -> None:
-        """End everything, since the agent is gone, or this process has failed. The copier may end
-        by itself, if it does in time."""
+    def leave(self, *, agent_is_gone: bool) -> None:
+        """End everything. If the agent is gone, first kill all workers, and post the notice that it
+        has died, if there is one; otherwise this process has failed. The copier has SWEEP_LIMIT to
+        end by itself.
+        """
         self.starting.drop()
         self.template.end()
-        if agent_died:
+        if agent_is_gone:
             kill_all({self.terminals.pid})
             self.board.post()
         sweep(lambda: {self.terminals.pid}, self.wait)
@@ -349,10 +355,10 @@ def leftover(pid: int) -> messages.Leftover:
 
 def main(fd: str, blocked: str, spared: str) -> None:
     server = ForkServer(AgentChannel(fd), {*SPARED, *numbers(spared)}, numbers(blocked))
-    agent_died = False
+    agent_is_gone = False
     try:
         server.run()
     except AgentGoneError:
-        agent_died = True
+        agent_is_gone = True
     finally:
-        server.leave(agent_died=agent_died)
+        server.leave(agent_is_gone=agent_is_gone)

@@ -4,7 +4,7 @@
 
 runs on every rank in a worker's environment. It is started by its path, so that the working
 directory is not in `sys.path`; its own directory is removed from there at once. `hpclaunch` is the
-package that this file is in. All ranks multiply matrices at the same time, as in a training, and
+package that this file is in. All ranks multiply matrices at the same time, as in training, and
 those on GPUs copy memory. Then pairs of ranks exchange data, in rounds;
 `core/health/measurement_rules.py` plans the pairs and judges the results. The ranks leave JSON in
 the round's store. Rank 0 writes the rows of the doctor's table to the file RESULT, as JSON.
@@ -87,7 +87,7 @@ class Device:
             self.label = ""
 
     def finish(self, limit: float = KERNEL_LIMIT) -> None:
-        """Wait for the GPU, but not forever."""
+        """Wait until the GPU has finished. Raises RuntimeError after `limit` seconds."""
         if not self.gpu:
             return
         event = torch.cuda.Event()
@@ -100,18 +100,18 @@ class Device:
     def speed(self, run: Callable[[], object], amount: float) -> Speed:
         """Return the speed of `run` in work per second; each call does `amount`."""
         windows: list[float] = []
-        end = time.monotonic() + SPAN
-        run()
+        run()  # loads kernels
         self.finish()
+        end = time.monotonic() + SPAN
         while len(windows) < WINDOWS or (time.monotonic() < end and len(windows) < MANY):
             start = time.perf_counter()
             run()
             self.finish()
             windows.append(time.perf_counter() - start)
-        return of_windows(amount, windows)
+        return speed_of(amount, windows)
 
     def compute(self) -> Speed:
-        """Return TFLOP/s with random numbers, as in a training: zeros need less power and time."""
+        """Return TFLOP/s with random numbers, as in training: zeros need less power and time."""
         a, b = (torch.randn(self.size, self.size, device=self.place).to(self.type) for _ in "ab")
         c = torch.empty_like(a)
 
@@ -139,7 +139,8 @@ class Device:
         return self.speed(lambda: target.copy_(source), 2 * self.bytes / 1e9)
 
 
-def of_windows(amount: float, windows: Sequence[float]) -> Speed:
+def speed_of(amount: float, windows: Sequence[float]) -> Speed:
+    """Return the best and the median speed of windows that did `amount` each."""
     return Speed(amount / min(windows), amount / sorted(windows)[len(windows) // 2])
 
 
@@ -219,7 +220,7 @@ def first_line(error: BaseException) -> str:
 def exchange(
     channel: StoreChannel, device: Device | None, backend: str, partners: Iterable[int]
 ) -> list[Link]:
-    """Exchange data with each partner; returns the links of pairs in which this rank is first.
+    """Exchange data with each partner. Return the links of the pairs in which this rank is first.
 
     If a failure keeps this rank from further exchanges, skip them, and inform the partners.
     """
@@ -234,13 +235,13 @@ def exchange(
         # A partner may be late for reasons other than this link.
         partner_is_able = channel.read(f"{key}/{partner}", channel.left())
         if not partner_is_able:
-            is_able = partner_is_able is not None  # else the time is over
+            is_able = partner_is_able is not None  # None: no answer, and the time is used up
             continue
         speed = fault = None
         assert device is not None, "a rank without one has no partners"
         try:
             store = PrefixStore(key, channel.store)
-            speed = all_reduce(store, device, backend, channel.rank == second)
+            speed = all_reduce(store, device, backend, is_second=channel.rank == second)
         except WrongSumError as e:
             fault = Fault(FaultKind.WRONG, str(e))
         except RuntimeError as e:
@@ -248,7 +249,7 @@ def exchange(
         if channel.rank == first:
             links.append(Link((first, second), speed, fault))
         if fault and backend == "nccl":
-            is_able = False  # what it has left on the GPU may never end
+            is_able = False  # the collective that failed may occupy the GPU for ever
             continue
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -256,15 +257,15 @@ def exchange(
 
 
 class WrongSumError(Exception):
-    """A sum is not what it should be."""
+    """An all-reduce returned a wrong sum."""
 
 
-def all_reduce(store: PrefixStore, device: Device, backend: str, second: bool) -> Speed:
+def all_reduce(store: PrefixStore, device: Device, backend: str, *, is_second: bool) -> Speed:
     hook, limit = sys.excepthook, timedelta(seconds=LINK_LIMIT)
     place, size = (device.place, 64 << 20) if backend == "nccl" else (torch.device("cpu"), 4 << 20)
-    dist.init_process_group(backend, store=store, rank=int(second), world_size=2, timeout=limit)
+    dist.init_process_group(backend, store=store, rank=int(is_second), world_size=2, timeout=limit)
     sys.excepthook = hook  # torch's hook shows the rank within the pair, not in the job
-    tensor = torch.full((size // 4,), 1.0 + second, device=place)
+    tensor = torch.full((size // 4,), 1.0 + is_second, device=place)
 
     def timed() -> float:
         start = time.perf_counter()
@@ -279,7 +280,7 @@ def all_reduce(store: PrefixStore, device: Device, backend: str, second: bool) -
     longest = torch.tensor([timed()], device=place)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     times = max(2, min(WINDOWS, int(SPAN / 2 / longest.item())))
-    return of_windows(size / 1e9, [timed() for _ in range(times)])
+    return speed_of(size / 1e9, [timed() for _ in range(times)])
 
 
 def plan_of(measured: Iterable[RankMeasurement]) -> dict[str, Any]:
@@ -309,9 +310,9 @@ def conclude(
 
 def main() -> None:
     channel, facts = StoreChannel(), identity()
-    first = channel.rank == 0
+    is_first = channel.rank == 0
     channel.post(f"here/{channel.rank}", facts)
-    if first:
+    if is_first:
         unknown = {"node": -1, "host": "a host that is not known"}
         here = channel.read_of_all("here", range(channel.world))
         channel.post("go", True)
@@ -319,7 +320,7 @@ def main() -> None:
     channel.end = time.monotonic() + LIMIT
     device, mine = measure(facts)
     channel.post(f"measured/{channel.rank}", asdict(mine))
-    if first:
+    if is_first:
         measured = [
             RankMeasurement(**(here[rank] or {"rank": rank, **unknown}), fault=SILENT)
             if posted is None
@@ -332,8 +333,8 @@ def main() -> None:
     partners = plan["partners"].get(str(channel.rank), [])
     links = exchange(channel, device, plan["backend"], partners)
     channel.post(f"links/{channel.rank}", [asdict(link) for link in links])
-    if not first:
-        # Not earlier: if rank 0 hangs, somebody has to end the round.
+    if not is_first:
+        # If rank 0 hangs, this time-out ends the round.
         channel.read_of_first("done", LIMIT)
         return
     channel.end = max(channel.end, time.monotonic() + LINK_LIMIT)  # for the others' last pair
@@ -345,11 +346,13 @@ def main() -> None:
     conclude(plan, measured, links, sys.argv[1])
     channel.post("done", True)
     if silent := [m.name for m in measured if m.fault and m.fault.kind is FaultKind.SILENT]:
-        raise SystemExit(f"{', '.join(silent)} {NO_ANSWER}")  # or the round would wait for them
+        raise SystemExit(
+            f"{', '.join(silent)} {NO_ANSWER}"
+        )  # this ends the round, which would wait for them
 
 
 if __name__ == "__main__":
-    # Or torch would end the process when a link hangs, and nobody would hear which one.
+    # Otherwise torch ends the process when a link hangs, and no row names that link.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     code = 0
     try:

@@ -162,7 +162,7 @@ def users(directory: str) -> list[int]:
 
 
 def user_of(pid: str) -> int | None:
-    """Return the uid of one of MPS's own processes; None if this pid is none of them here."""
+    """Return the uid of an MPS process; None if no MPS process here has this pid."""
     uids = status_of(pid).get(b"Uid", b"").split()
     return int(uids[0]) if uids and program(pid).startswith(NAME) else None
 
@@ -184,7 +184,7 @@ def end_users(directory: str) -> bool:
 
 
 class FrontEnd:
-    """A client of the daemon of one pipe directory, which anybody may have started."""
+    """A front end to the daemon of one pipe directory. Anybody may have started that daemon."""
 
     def __init__(self, control: str, pipes: str) -> None:
         self.control = control
@@ -236,14 +236,14 @@ class FrontEnd:
         """
         for server in self.servers() or ():
             uid = user_of(server)
-            if uid in (None, 0, os.geteuid()):
+            if uid is None or uid in (0, os.geteuid()):
                 continue
-            if uid is not None and self.ask(f"get_client_list {server}"):
+            if self.ask(f"get_client_list {server}"):
                 return user_name(uid), int(server)
         return None
 
     def reports_our_pids(self) -> bool:
-        """Return whether its pids are those of processes here, and not outside a container."""
+        """Return whether it reports pids of this container, not those outside."""
         return all(user_of(server) is not None for server in self.servers() or ())
 
     def clients(self) -> set[int] | None:
@@ -361,7 +361,7 @@ def stop(daemons: Collection[MpsDaemon]) -> list[str]:
 
 
 def ready_for(directory: str) -> int:
-    """Return the last round for which a daemon was ready, by its owner's file; -1 without one."""
+    """Return the last round for which a daemon is ready, as its owner has written; -1 if none."""
     try:
         with open(f"{directory}/ready") as f:
             return int(f.read())

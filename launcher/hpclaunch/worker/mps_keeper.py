@@ -5,8 +5,8 @@ JOB and FIRST. All directories of a job are in PREFIX + JOB in the first of PLAC
 that can have it. CONTROL is nvidia-cuda-mps-control, and FIRST the seconds until the first look at
 the workers. `mps_messages.py` has the messages between the agent and this process.
 
-A group that another agent owns is ready once that agent's keeper has written so to a file, which it
-does when all of its daemons take clients.
+The daemon of another agent is ready once that agent's keeper has written the number of the round to
+the file `ready`. The keeper does so when all of its own daemons accept clients.
 
 A daemon serves one round. At the end of a round, some of its clients are killed, or have died by
 themselves. By NVIDIA's documentation, a client that dies with work on the GPU may leave the server
@@ -63,14 +63,15 @@ from .processes import (
     threads_of,
 )
 
-# Seconds for another agent's daemon to be ready: it ends an old one, starts one, and its server.
+# Seconds to wait for another agent's keeper: it ends the old daemon, and starts a new one and its
+# server.
 OTHERS_LIMIT = QUIT + ANSWER_LIMIT + KILL_LIMIT + START_LIMIT + SERVER_LIMIT
 ANOTHER_USER_LIMIT = 300.0  # seconds for which a foreign daemon may serve another user
 ANOTHER_USER_TICK = 1.0
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
 LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
 CONTEXT_THREAD = "cuda-EvtHandlr"  # every CUDA context has one
-WATCH = 600.0  # seconds; a worker that has not used CUDA by then is not going to
+WATCH = 600.0  # seconds; a worker that has not used CUDA by then will not use it
 
 
 class OvertakenError(Exception):
@@ -118,7 +119,7 @@ class MpsKeeper:
                 if self.watch is not None:
                     self.look(self.watch)
                 continue
-            for raw in self.channel.read():
+            for raw in self.channel.read()[-1:]:  # a request replaces those before it
                 self.watch = None
                 match decode(messages.REQUESTS, raw):
                     case messages.Watch(workers):
@@ -218,7 +219,7 @@ class MpsKeeper:
         limit = time.monotonic() + OTHERS_LIMIT
         while ready_for(directory) < number:
             if time.monotonic() > limit:
-                raise MpsError(f"the MPS daemon for {key}, which another agent has, is not ready")
+                raise MpsError(f"another agent has not started the MPS daemon for {key} in time")
             self.pause(TICK, ask=True)
         return FrontEnd(self.control, f"{directory}/pipe")
 
@@ -276,13 +277,13 @@ class ClientWatch:
         absent = {rank for rank, pid in self.workers.items() if pid not in sessions}
         if not absent:
             return set(), True
+        if self.has_reported:
+            return set(), False
         of = {self.workers[rank]: rank for rank in absent}
         suspects = {
             of[s] for pid in all_pids() if (s := session(pid)) in of and has_cuda_context(pid)
         }
         certain, self.suspects = suspects & self.suspects, suspects
-        if self.has_reported:
-            return set(), False
         self.has_reported = bool(certain)
         return certain, False
 

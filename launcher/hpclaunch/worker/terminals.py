@@ -7,7 +7,8 @@ truncate a file.
 
 A separate process, the copier, copies their content to the worker's file, unchanged. It depends on
 no other process: a stopped launcher delays no worker, and when the launcher or the fork server is
-killed, the rest of a stream still reaches the file. It ends once all streams are closed.
+killed, the rest of a stream still reaches the file. It ends once all streams are closed, or LINGER
+seconds after the fork server is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import TypeAlias, TypedDict, get_args
+from typing import NamedTuple, TypeAlias, TypedDict, get_args
 
 from .fork_server_messages import Event, Worker
 from .json_lines import JsonLines
@@ -31,7 +32,7 @@ from .private_files import open_file
 CHUNK = 1 << 16
 MOST = 1 << 20  # bytes copied from a stream at a flush: more than its buffer holds
 FLUSH_LIMIT = 5.0  # seconds that an event waits for output to be in files
-LINGER = 10.0  # seconds for which it copies for processes that outlive their fork server
+LINGER = 10.0  # seconds for which the copier continues after the fork server is gone
 
 Size = tuple[int, ...]  # rows, columns
 
@@ -180,6 +181,14 @@ class Terminals:
         return channel
 
 
+class _KeptEvent(NamedTuple):
+    """An event that waits for a flush."""
+
+    event: Event
+    flush: int  # the number of the flush
+    limit: float  # when to send the event at the latest
+
+
 class OrderedEvents:
     """A queue of events that must not arrive before the output that was written before them: the
     agent reads a worker's file when the worker has ended. Each event waits for a flush; flushes are
@@ -189,26 +198,26 @@ class OrderedEvents:
         self._terminals = terminals
         self._report = report
         self._asked = self._done = 0  # how many flushes were asked for, and are done
-        # (limit, number of the flush, event)
-        self._kept: collections.deque[tuple[float, int, Event]] = collections.deque()
+        self._kept: collections.deque[_KeptEvent] = collections.deque()
 
     def add(self, event: Event, rank: int | None = None) -> None:
         """Send an event once all output of a rank (None: of every rank) is in files."""
         if self._terminals.flush(rank):
             self._asked += 1
-            self._kept.append((time.monotonic() + FLUSH_LIMIT, self._asked, event))
+            limit = time.monotonic() + FLUSH_LIMIT
+            self._kept.append(_KeptEvent(event, self._asked, limit))
         else:
             self._flushed(self._asked)
             self._report(event)
 
     def due(self) -> float:
         """Return when the next event is sent at the latest."""
-        return self._kept[0][0] if self._kept else math.inf
+        return self._kept[0].limit if self._kept else math.inf
 
     def send_due(self) -> None:
         """Send the events that have waited too long."""
         while time.monotonic() >= self.due():
-            self._report(self._kept.popleft()[-1])
+            self._report(self._kept.popleft().event)
 
     def hear_terminals(self) -> None:
         """Send the events that waited for a flush that is done."""
@@ -220,8 +229,8 @@ class OrderedEvents:
     def _flushed(self, done: int) -> None:
         """Send the events that waited for one of the first `done` flushes."""
         self._done = min(done, self._asked)  # a copier that is gone has left some undone
-        while self._kept and self._kept[0][1] <= self._done:
-            self._report(self._kept.popleft()[-1])
+        while self._kept and self._kept[0].flush <= self._done:
+            self._report(self._kept.popleft().event)
 
 
 def _prepare_terminal(fd: int, size: Size) -> str:
@@ -261,8 +270,8 @@ def _become_copier(channel: socket.socket) -> None:
 
 
 class Copier:
-    """The copier, which runs until neither streams nor the fork server are left. A stream whose
-    file cannot be opened is copied to the console.
+    """The copier. It runs until the fork server is gone, and either all streams are closed or
+    LINGER seconds have passed. A stream whose file cannot be opened is copied to the console.
     """
 
     def __init__(self, channel: socket.socket, console: int) -> None:
@@ -270,10 +279,10 @@ class Copier:
         self._channel: JsonLines | None = JsonLines(channel)  # None once the fork server is gone
         self._files: dict[int, int] = {}  # our end of a stream -> descriptor of its file
         self._lost: dict[int, int] = {}  # by file: bytes lost since the last successful write
-        self._end: float | None = None  # the time of its end, once the fork server is gone
+        self._end = math.inf  # the time of its end, once the fork server is gone
 
     def run(self) -> None:
-        while self._channel is not None or self._files:
+        while self._channel is not None or (self._files and time.monotonic() < self._end):
             ready = self._wait()
             for stream in [fd for fd in self._files if fd in ready]:
                 self._copy(stream, CHUNK)
@@ -292,9 +301,8 @@ class Copier:
             poll.register(fd, select.POLLIN)
         if self._channel is not None:
             poll.register(self._channel, select.POLLIN)
-        left = None if self._end is None else max(0, 1000 * (self._end - time.monotonic()))
-        if left == 0:
-            os._exit(0)
+        is_endless = self._end == math.inf
+        left = None if is_endless else max(0.0, 1000 * (self._end - time.monotonic()))
         return {fd for fd, _ in poll.poll(left)}
 
     def _do(self, channel: JsonLines, request: Request) -> None:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -276,15 +276,12 @@ def size(path: Path) -> int:
         return 0
 
 
-def tail(files: Iterable[tuple[Path, int]]) -> str:
-    """Return the last lines of the first file that has any, without colours. Each file comes with
-    its size at the start of the round: earlier bytes are from another launch.
+def tail(path: Path, begin: int) -> str:
+    """Return the last lines of a file, without colours. `begin` is its size at the start of the
+    round: earlier bytes are from another launch.
     """
-    for path, begin in files:
-        text = without_colours(_end(path, begin).decode(errors="replace")).strip("\n")
-        if text:
-            return "\n".join(text.splitlines()[-TAIL_LINES:])
-    return ""
+    text = without_colours(_end(path, begin).decode(errors="replace")).strip("\n")
+    return "\n".join(text.splitlines()[-TAIL_LINES:])
 
 
 def without_colours(text: str) -> str:

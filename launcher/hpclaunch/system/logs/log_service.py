@@ -50,7 +50,7 @@ class LogService:
         self._full = False  # the disk was full at the last check
         self._index: IndexWriter | None = None  # of the round
         self._appended: dict[Path, int] = {}  # open descriptors, for requests to append
-        self._lost: dict[Path, int] = {}  # lines of these files, which could not be appended
+        self._lost: dict[Path, int] = {}  # how many lines could not be appended, by file
         self._unwritten: dict[str, str] = {}  # reasons for failed writes, until they succeed
 
     def run(self) -> None:
@@ -135,7 +135,7 @@ class LogService:
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         try:
-            if request.id != self._prepared:  # a successor may get it twice
+            if request.id != self._prepared:  # a process that replaces another may receive it twice
                 self.follow(request)
         except OSError as e:
             why, file = e.strerror or str(e), os.fsdecode(e.filename or request.directory)
@@ -177,10 +177,12 @@ class LogService:
         return Tap(sink, os.fsencode(tap.prefix), needles, patience)
 
     def _tail(self, files: Iterable[str]) -> str:
-        # Files that this launch has not opened were left by an earlier one.
-        paths = [path for file in files if (path := Path(file)) in self._begins]
-        text = tail((path, self._begins[path]) for path in paths)
-        return with_beginning(text, paths[0]) if text else ""
+        """Return the last lines of the first file that has any."""
+        for path in map(Path, files):
+            # A file that this launch has not opened was left by an earlier one.
+            if path in self._begins and (text := tail(path, self._begins[path])):
+                return with_beginning(text, path)
+        return ""
 
     def _keep(self, directory: str, files: dict[str, str]) -> None:
         try:

@@ -2,8 +2,8 @@
 
 The indexes (`output_index.py`) say when which bytes were written. They are read in order, and the
 bytes piece by piece, so that little is in memory however large the files are. Bytes that no index
-mentions are shown, too. In the middle of a file they have the time of the next ones, and at its end
-that of its last change. A file without an index comes at the end of its round.
+mentions are shown, too: in the middle of a file with the time of the bytes after them, and at its
+end with the time of its last change. A file without an index comes at the end of its round.
 
 Nothing here waits. To follow a job, call `JobOutput.look` and `lines` again.
 """
