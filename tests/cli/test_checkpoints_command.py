@@ -101,6 +101,14 @@ def test_a_pattern_and_what_is_left_out(tmp_path):
     assert [c["path"] for c in said["checkpoints"]] == [str(good)]
 
 
+@pytest.mark.parametrize("pattern", ["seed?", "seed[12]", "seed*"])
+def test_names_are_relative_to_the_directory_above_the_pattern(tmp_path, pattern):
+    (tmp_path / "runs" / "seed1").mkdir(parents=True)
+    save(tmp_path / "runs" / "seed1" / "step-5.pt", at=100)
+    done = hpclaunch("checkpoints", tmp_path / "runs" / pattern, cwd=tmp_path)
+    assert " seed1/step-5.pt " in done.stdout
+
+
 @pytest.mark.parametrize(
     ("where", "words"),
     [

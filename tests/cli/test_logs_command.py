@@ -181,8 +181,8 @@ def test_a_follower_that_is_left(tmp_path, signum):
         (("--grep", "("), "'(' is not a regular expression: "),
         (("--rank", "0-"), "'0-' is not a list of ranks such as 0,3-5"),
         (("--since", "soon"), "'soon' is not a time such as 90s, 5m, 2h or 7d"),
-        (("full", "--rank", "7,9"), "--rank: there are the ranks 3,5\n"),
-        (("full", "--node", "n9"), "--node n9: its workers ran on nodes that are not known\n"),
+        (("full", "--rank", "7,9"), "--rank: only ranks 3,5 have output\n"),
+        (("full", "--node", "n9"), "--node n9: no workers ran there, but on unknown nodes\n"),
     ],
 )
 def test_a_mistake_is_one_line(in_process, tmp_path, args, complaint):
@@ -248,7 +248,7 @@ def test_a_launch_that_was_killed_is_over_after_a_while(tmp_path):
         assert not is_over(str(logs))  # it is suspended, perhaps
     follower = Follower(tmp_path, "logs")
     code, said, _ = follower.over()
-    killed = "hpclaunch: logs: its launcher was killed, or its nodes are gone\n"
+    killed = "hpclaunch: logs: no end was recorded: the launcher was killed, or its nodes failed\n"
     assert (code, said) == (0, killed)
     os.utime(logs / "facts.jsonl")
     assert not is_over(str(logs))

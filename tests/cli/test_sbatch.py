@@ -11,6 +11,7 @@ import pytest
 from launching import HPCLAUNCH, script
 
 from hpclaunch.cli import main, profiles
+from lines import only
 from surroundings import environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
@@ -93,6 +94,22 @@ def test_all_that_can_be_asked_for(cwd, printed):
         "srun --no-kill --kill-on-bad-exit=0 --wait=0 -c $SLURM_CPUS_PER_TASK "
         "hpclaunch --nnodes 2:3 -r 3 -t3 train.py\n"
     )
+
+
+def test_the_launchers_options_on_another_run_go_with_those_of_the_job(printed):
+    text = printed("--requeue", "--", *SAVED, "--requeue-on", "preemption", "train.py")
+    assert "hpclaunch --requeue --checkpoint-dir saved --requeue-on preemption train.py" in text
+
+
+def test_a_warning_has_no_effect_if_another_run_follows(printed):
+    text = printed("--requeue", "--signal", "TERM@300", "--", *SAVED, "train.py")
+    line = only(text, "--signal")
+    assert line.endswith("# no effect in the last 20 minutes: the workers get notice anyway")
+
+
+def test_a_number_of_gpus_that_only_some_nodes_have(printed):
+    text = printed("--profile", "engaging", "--gpus-per-node", 8, "train.py")
+    assert "#SBATCH --gpus-per-node=h200:8 " in text
 
 
 @pytest.mark.parametrize(
@@ -264,7 +281,7 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (["--profile", "narval", "train.py"], "jobs on narval need an account: --account NAME"),
         (
             ["--profile", "arc", "--gpus-per-node", "3", "train.py"],
-            "--gpus-per-node 3: a node of arc has 2; more --nodes have more",
+            "--gpus-per-node 3: a node of arc has at most 2; use more --nodes",
         ),
         (
             ["--profile", "roihu", "--account", "p", "--nodes", "2", "train.py"],
@@ -292,6 +309,7 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
             "--requeue and --interactive contradict",
         ),
         ([*CHAIN, "--requeue", "train.py"], "--chain and --requeue contradict"),
+        (["--chain", "24", *SAVED, "--notice", "off", "train.py"], "--chain with --notice off"),
         (["--requeue", "--", "--chain", *SAVED, "train.py"], "--chain and --requeue contradict"),
         (["--chain", "1e306", *SAVED, "train.py"], "'1e306' is not a number of hours"),
         (["--chain", "nan", *SAVED, "train.py"], "'nan' is not a number of hours"),
@@ -325,7 +343,7 @@ def test_a_mistake_is_one_line(sbatch, args, says):
 @pytest.mark.parametrize(
     ("does", "says"),
     [
-        (None, "cannot start sbatch (No such file or directory): --submit is for where jobs"),
+        (None, "cannot start sbatch (No such file or directory): use --submit where jobs are"),
         (
             "echo sbatch: error: invalid account >&2; exit 1",
             "did not take the job: invalid account",

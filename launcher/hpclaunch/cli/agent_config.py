@@ -81,7 +81,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     if where.index == HEAD:
         facts += [ColdStart(host, task.cold)] if task.cold else []
         facts += _notes(options, environ, where, task)
-    arguments = _arguments(options, task.program.command)
+    arguments = tuple(options.training_script_args)
     resume_with = tuple(shlex.split(options.resume_with or ""))
     return Config(
         allocation=where if task.logs is None else replace(where, name=task.logs.launch),
@@ -120,16 +120,6 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         trouble=task.trouble,
         notes=tuple(facts),
     )
-
-
-def _arguments(options: argparse.Namespace, command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the last words of the command, which the user has given after the script. A leading
-    `python` and its options are not in the command.
-    """
-    words = tuple(options.training_script_args)
-    while command[len(command) - len(words) :] != words:
-        words = words[1:]
-    return words
 
 
 # The job

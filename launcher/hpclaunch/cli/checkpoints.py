@@ -137,6 +137,8 @@ def _table(
     from rich.table import Table
     from rich.text import Text
 
+    from hpclaunch.system.checkpoints import split
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", "checkpoint", "format", "step", "size", "age", "ranks"):
         right = name in ("size", "age", "ranks")
@@ -149,12 +151,12 @@ def _table(
             max_width=36 if folds else None,
         )
     table.add_column("complete", overflow="fold", ratio=1)
-    base = os.path.abspath(where).partition("*")[0]
+    base, _ = split(where)
     now = time.time()
     rows = [*in_memory.items(), *((each.candidate.path, each) for each in found)]
     for number, (path, each) in enumerate(rows):
         candidate = each.candidate
-        name = os.path.relpath(path, os.path.dirname(base) if "*" in where else base)
+        name = os.path.relpath(path, base)
         complete = Text("yes", style="green") if each.lacks is None else Text(harmless(each.lacks))
         if number < len(in_memory):
             complete = Text("yes, only in memory", style="yellow")

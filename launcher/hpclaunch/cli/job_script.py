@@ -32,7 +32,7 @@ class JobScript:
     elastic: bool = False  # continues without lost nodes
     signal: str = ""
     requeue: bool = False
-    by_script: bool = False  # in a container, the script requeues
+    launcher_requeues: bool = False  # if it is in a container, the script has to do it
     elements: int = 0  # jobs of an array, one after another
     setup: Sequence[str] = ()  # lines of shell before the launch
     image: str = ""  # of Apptainer
@@ -68,7 +68,6 @@ def _requests(job: JobScript) -> list[tuple[str, str]]:
     where += [f"--partition={job.partition}"] * bool(job.partition)
     share = [f"--cpus-per-task={job.cpus}"] * bool(job.cpus)
     share += [f"--mem={job.memory}"] * bool(job.memory)
-    receivers = "the workers, which keep running"
     lines = [
         (f"--job-name={job.name} --time={job.time}", ""),
         (" ".join(where), ""),
@@ -76,14 +75,19 @@ def _requests(job: JobScript) -> list[tuple[str, str]]:
         job.gpus,
         (" ".join(share), job.share),
         ("--no-kill" * job.elastic, "a lost node ends the job otherwise"),
-        (
-            f"--signal={job.signal}" * bool(job.signal),
-            f"to {receivers}" if job.signal.startswith(TO_THE_WORKERS) else "ends the job in order",
-        ),
+        (f"--signal={job.signal}" * bool(job.signal), _effect_of_signal(job)),
         ("--requeue --open-mode=append" * job.requeue, "later runs append to the same output"),
         (f"--array=1-{job.elements}%1" * bool(job.elements), "each continues the last one"),
     ]
     return [line for line in lines if line[0]]
+
+
+def _effect_of_signal(job: JobScript) -> str:
+    if job.signal.startswith(TO_THE_WORKERS):
+        return "to the workers, which keep running"
+    if job.signal.startswith("TERM") and (job.launcher_requeues or job.elements):
+        return "no effect in the last 20 minutes: the workers get notice anyway"
+    return "ends the job in order"
 
 
 def _shell(job: JobScript) -> list[str]:
@@ -98,7 +102,7 @@ def _shell(job: JobScript) -> list[str]:
         step += ["apptainer exec --nv", shlex.quote(job.image)]
     lines = [*job.setup, " ".join([*step, "hpclaunch", shlex.join(job.command)])]
     follows, last = f"[ $code = {EXIT_SAVED} ]", ""
-    if job.by_script:
+    if job.launcher_requeues:
         last = f"{follows} && scontrol requeue {THIS_JOB}"
     elif job.elements:
         last = f"{follows} || scancel --state=PENDING $SLURM_ARRAY_JOB_ID"

@@ -6,8 +6,8 @@
     hpclaunch logs 71 --grep 'nan|inf' --since 5m
 
 It reads only files in the log directory, while the job runs and after its end.
-Each line has the time of its node, to the second, and the rank. A line whose
-time was not noted has none.
+Each line has the time by the clock of its node, to the second, and the rank.
+The time of a line is --:--:-- if it is not known.
 """
 
 from __future__ import annotations
@@ -82,12 +82,13 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
         output.look(directories)
         write_bytes(screen.lines(output.lines(final=over)))
         if over:
-            _name_killed(directories if options.follow else ())
+            if options.follow:
+                _name_killed(directories)
             break
         time.sleep(PAUSE * max(1.0, len(output.nodes) / MANY))
         if options.job is not None:  # it may have been started again
             directories = log_directories.chosen(options.job, _changed)
-    if not screen.shown_any:
+    if not screen.has_shown_lines:
         _explain(options, output, directories)
     elif (refused := output.refused) is not None:
         say(f"not shown: {refused.filename}: {refused.strerror}")
@@ -100,10 +101,10 @@ def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterab
     if (refused := output.refused) is not None:
         raise UsageError(f"cannot show {refused.filename}: {refused.strerror}")
     if options.node and options.node not in output.nodes:
-        known = some(sorted(output.nodes), 8) or "nodes that are not known"
-        raise UsageError(f"--node {options.node}: its workers ran on {known}")
+        known = some(sorted(output.nodes), 8) or "unknown nodes"
+        raise UsageError(f"--node {options.node}: no workers ran there, but on {known}")
     if options.rank is not None and not options.rank & output.ranks:
-        raise UsageError(f"--rank: there are the ranks {ranges.written(output.ranks)}")
+        raise UsageError(f"--rank: only ranks {ranges.written(output.ranks)} have output")
 
 
 def _changed(directory: Path) -> float:
@@ -121,7 +122,8 @@ def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
     newest: dict[str, Launch] = {}  # of each job
     for directory in reversed(directories):  # launches that still run are usually the last
         last = _last(directory)
-        if not (last is not None and last.verdict) and not _was_killed(directory):
+        has_ended = last is not None and last.verdict is not None
+        if not has_ended and not _was_killed(directory):
             return False
         if last is not None:
             name = last.name.partition(".")[0]
@@ -145,7 +147,7 @@ def _was_killed(directory: Path) -> bool:
 def _name_killed(directories: Iterable[Path]) -> None:
     for directory in directories:
         if (last := _last(directory)) is None or last.verdict is None:
-            say(f"{directory}: its launcher was killed, or its nodes are gone")
+            say(f"{directory}: no end was recorded: the launcher was killed, or its nodes failed")
 
 
 def _launches(directory: Path) -> Sequence[Launch]:
@@ -174,8 +176,11 @@ class _Screen:
     def __init__(self, options: argparse.Namespace) -> None:
         self._grep = options.grep
         self._text = LogLines(lambda at: _moment(int(at)), for_terminal=standard_output().isatty())
-        self._shown: tuple[Path, str] | None = None  # the round of the last line, and its launch
-        self.shown_any = False
+        self._last: tuple[Path, str] | None = None  # the round of the last line, and its launch
+
+    @property
+    def has_shown_lines(self) -> bool:
+        return self._last is not None
 
     def lines(self, lines: Iterable[OutputLine]) -> Iterator[bytes]:
         """Format the lines, with a title before the first line of each round."""
@@ -183,12 +188,11 @@ class _Screen:
             if self._grep is not None and not self._grep.search(visible(line.text)):
                 continue
             of = (line.round, "" if line.begun is None else line.begun.launch)
-            if of != self._shown:
-                self._shown = of
+            if of != self._last:
+                self._last = of
                 yield self._begin(line)
             at = line.time if line.dated else None
             yield self._text.line(at, line.rank, line.text)
-            self.shown_any = True
 
     def _begin(self, line: OutputLine) -> bytes:
         number = int(line.round.name.partition("-")[2])

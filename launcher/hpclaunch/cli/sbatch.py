@@ -138,8 +138,8 @@ def _add_endings(add: Callable[..., object]) -> None:
         type=slurm_values.warning,
         metavar="NAME@SECONDS",
         help="USR1@120: 120 s before the time limit the workers get SIGUSR1 and keep running; "
-        "TERM@120: the job ends in order; with --requeue, its notice comes at the usual time. At "
-        "the limit it ends in any case, within --grace",
+        "TERM@120: the job ends in order then; with --requeue or --chain this has no effect in the "
+        "last 20 minutes, since the workers get notice anyway",
     )
     add(
         "--requeue",
@@ -177,7 +177,7 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if getattr(chosen, one) and getattr(chosen, other):
             raise UsageError(f"--{one} and --{other} contradict each other")
     profile = profiles.load(chosen.profile) if chosen.profile else Profile()
-    job = _job(chosen, profile, _launch(chosen, environ))
+    job = _job(chosen, profile, *_launch(chosen, environ))
     if chosen.submit:
         text = _submit(job_script.script(job), environ) + "\n"
     else:
@@ -186,9 +186,17 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Namespace:
-    """Return the launcher's options, which are checked now rather than in the job."""
-    launch = options.build_parser(environ).parse_args(chosen.words)
+def _launch(
+    chosen: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[list[str], argparse.Namespace]:
+    """Return the launcher's words in the job script, and their values, which are checked now rather
+    than in the job.
+    """
+    words: list[str] = chosen.words
+    launch = options.build_parser(environ).parse_args(words)
+    if continued := _continued(chosen, launch):
+        words = [continued, *words]
+        launch = options.build_parser(environ).parse_args(words)
     launching.check_directory()
     launching.check(launch)
     if program.is_on_stdin(launch):
@@ -196,10 +204,12 @@ def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.
     in_path = launch.no_python and "/" not in launch.training_script  # a module may provide it
     if not (chosen.apptainer or chosen.pyxis or in_path):
         program.program(launch, environ)
-    return launch
+    return words, launch
 
 
-def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespace) -> JobScript:
+def _job(
+    chosen: argparse.Namespace, profile: Profile, words: list[str], launch: argparse.Namespace
+) -> JobScript:
     site = os.path.basename(chosen.profile or "").removesuffix(".toml")
     if profile.account and not chosen.account:
         raise UsageError(f"jobs on {site} need an account: --account NAME")
@@ -222,12 +232,11 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
     if not memory and count and profile.memory_per_gpu:
         memory = f"{count * int(profile.memory_per_gpu[:-1])}{profile.memory_per_gpu[-1]}"
         share.append(profile.memory_per_gpu)
-    continued = _continued(chosen, launch)
     return JobScript(
         name=job_script.name_of(launch.training_script),
         time=chosen.time,
         nodes=nodes,
-        command=[*([continued] if continued else []), *chosen.words],
+        command=words,
         account=chosen.account or "",
         partition=chosen.partition or profile.partition,
         gpus=_request(profile, site, count, kind),
@@ -237,7 +246,7 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
         elastic=0 < fewest < nodes,
         signal=chosen.signal or "",
         requeue=chosen.requeue or launch.requeue,
-        by_script=launch.requeue or continued == "--requeue",
+        launcher_requeues=launch.requeue,
         elements=_elements(chosen),
         setup=_setup(chosen, profile),
         image=chosen.apptainer or "",
@@ -265,7 +274,7 @@ def _elements(chosen: argparse.Namespace) -> int:
         return 0
     each = slurm_values.seconds(chosen.time)
     if not each:
-        raise UsageError("--chain cuts a training into jobs of --time, which is without limit")
+        raise UsageError("--chain needs a --time limit, which is the length of each job")
     hours: float = chosen.chain
     return math.ceil(hours * 3600 / each)
 
@@ -283,11 +292,13 @@ def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int,
     if not kinds:
         there = ", ".join(kind.type for kind in profile.gpu)
         raise UsageError(f"--gpus-per-node {type_}:{count}: {site} has {there}")
-    kind = kinds[0]
-    if count > kind.per_node:
+    fitting = [kind for kind in kinds if count <= kind.per_node]
+    if not fitting:
+        most = max(kind.per_node for kind in kinds)
         raise UsageError(
-            f"--gpus-per-node {count}: a node of {site} has {kind.per_node}; more --nodes have more"
+            f"--gpus-per-node {count}: a node of {site} has at most {most}; use more --nodes"
         )
+    kind = fitting[0]
     return count, GpuProfile(per_node=kind.per_node, type=kind.type or type_, cpus=kind.cpus)
 
 
@@ -325,7 +336,8 @@ def _submit(text: str, environ: Mapping[str, str]) -> str:
         )
     except OSError as e:
         raise UsageError(
-            f"cannot start sbatch ({e.strerror}): --submit is for where jobs are submitted"
+            f"cannot start sbatch ({e.strerror}): use --submit where jobs are submitted, or submit "
+            "the printed script there"
         ) from e
     said = " ".join(os.fsdecode(done.stderr).split())
     if done.returncode:
