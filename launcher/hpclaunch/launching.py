@@ -28,6 +28,7 @@ from .cli.parser import LaunchParser
 from .core.protocol.errors import UsageError
 from .core.protocol.job_snapshot import LaunchSnapshot
 from .core.protocol.model import Request
+from .core.protocol.wording import signal_name
 from .observe.job_report import JobReport, report
 from .observe.job_screen import led_from
 from .passed_function import write_script
@@ -236,7 +237,7 @@ class LaunchedJob:
         if "name" in answer:
             return answer
         self._ended.wait()
-        raise UsageError(answer.get("error") or f"the launcher has ended with {self._code}")
+        raise UsageError(answer.get("error") or f"the launcher {self._end} before the job began")
 
     def __enter__(self) -> LaunchedJob:
         return self
@@ -250,8 +251,17 @@ class LaunchedJob:
         self.close()
 
     def __repr__(self) -> str:
-        state = "running" if self.running else f"ended with {self._code}"
+        state = "running" if self.running else self._end
         return f"<hpclaunch job {self.name}, {state}>"
+
+    @property
+    def _end(self) -> str:
+        """The end of the launcher in words."""
+        if self._code is None:
+            return "ended"
+        if self._code < 0:
+            return f"was killed by {signal_name(-self._code)}"
+        return f"ended with code {self._code}"
 
     @property
     def running(self) -> bool:
@@ -307,6 +317,7 @@ class LaunchedJob:
         if os.getpid() != self._caller:
             return
         try:
+            self._started.wait()  # until then, there is no process to stop
             if self.running:
                 self.stop()
                 self._ended.wait(self._limit)

@@ -407,7 +407,8 @@ def test_a_long_wait_is_shown_and_what_is_lost_is_named(staging):
     lost = events.StageFlushed(("/s/ckpt/1.pt",), loses_checkpoint=True, number=5)
     assert staging.flushed("/s/ckpt/1.pt", why=FULL, checkpoint="/s/ckpt/1.pt") == [lost]
     assert staging.said[1:] == [
-        "waiting until all is copied to ckpt (5 s so far; Ctrl-C ends the wait): "
+        "waiting until everything is copied to ckpt (5 s so far; Ctrl-C ends the wait, and what is "
+        "not copied is lost): "
         "1.0 GiB of 3.0 GiB of /s/ckpt/1.pt",
         f"lost with the end of the job, not copied to storage: /s/ckpt/1.pt: {FULL}",
     ]

@@ -73,7 +73,7 @@ class Shell:
         """Send a signal that is ignored; the message about SIGUSR1 shows that it has arrived."""
         self.agent.send_signal(signum)
         self.agent.send_signal(signal.SIGUSR1)
-        until(lambda: "SIGUSR1 not passed on to rank 0, 1" in self.wrote("err"))
+        until(lambda: "SIGUSR1 not passed on to ranks 0, 1" in self.wrote("err"))
 
     def ended(self):
         """Return the exit code, after SIGTERM."""

@@ -149,7 +149,7 @@ def test_requests_on_another_machine_than_that_of_the_head(script, tmp_path):
 def test_a_launcher_that_is_killed_before_it_is_up(script, monkeypatch, line):
     program = f"import os, sys; os.write(int(sys.argv[3]), {line!r}); os.kill(os.getpid(), 9)"
     monkeypatch.setattr("hpclaunch.launching.PROGRAM", program)
-    with pytest.raises(hpclaunch.UsageError, match="the launcher has ended with -9"):
+    with pytest.raises(hpclaunch.UsageError, match="was killed by SIGKILL before the job began"):
         hpclaunch.launch(script)
 
 

@@ -132,7 +132,7 @@ def test_usr1_is_passed_on_and_the_workers_run_on(tmp_path):
     until(lambda: sum(1 for text in outputs(tmp_path).values() if "got USR1" in text) == 2)
     assert job.poll() is None
     job.send_signal(signal.SIGUSR2)  # for which WAIT has no handler
-    assert said(job, "SIGUSR2 not passed on to rank 0, 1: the script has no handler for it")
+    assert said(job, "SIGUSR2 not passed on to ranks 0, 1: the script has no handler for it")
     assert end(job)[0] == 128 + signal.SIGTERM
 
 

@@ -159,5 +159,5 @@ def test_a_visible_device_that_is_not_there(monkeypatch, tmp_path):
 
 def test_an_address_that_is_not_this_nodes(monkeypatch, tmp_path):
     (note,) = notes(monkeypatch, tmp_path, "--local-addr=192.0.2.1")
-    assert note == "--local-addr 192.0.2.1 is no address of n1 for others: not used"
+    assert note == "--local-addr 192.0.2.1 is not an address of n1 that others reach: ignored"
     assert notes(monkeypatch, tmp_path, "--local-addr=127.0.0.1") == ()

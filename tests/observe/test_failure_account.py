@@ -68,16 +68,17 @@ def test_an_unknown_error_has_no_advice():
     said = at_head(verdict)
     assert "advice" not in said
     assert said.splitlines()[-3:] == [
-        "  all of its output: hpclaunch logs /logs/7.0 --rank 0",
+        "  all output of rank 0: hpclaunch logs /logs/7.0 --rank 0",
         "  see docs/messages.md#failure",
         "  logs: /logs/7.0",
     ]
 
 
 def test_hanging_workers():
-    cause = failure(3, "epoch 4", code=124, culprit=Culprit.HANG)
+    cause = failure(3, "", code=124, culprit=Culprit.HANG)
     verdict = Verdict(124, "rank 3 on n3 hung", Origin.FAILURE, cause)
     said = " ".join(at_head(verdict).split())
+    assert "wrote nothing" not in said
     assert "advice: the stacks of all ranks are in round-0/evidence in the log directory." in said
     assert "--hang-timeout" in said
     assert "see docs/messages.md#hang logs: /logs/7.0" in said

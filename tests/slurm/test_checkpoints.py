@@ -139,8 +139,8 @@ def test_a_head_that_cannot_search_checkpoints_is_replaced(
     finally:
         cluster.on("n1", ["umount", "--lazy", program])
     assert job.codes == {0: 1, 1: 0, 2: 0}, str(ended)
-    assert f"on n1, which leads: cannot look for checkpoints in {saved}: " in ended.output
-    assert "n1 leaves, and another leads" in ended.output
+    leaves = "the head on n1 leaves the job, and another takes over"
+    assert f"{leaves}: cannot look for checkpoints in {saved}: " in ended.output
     assert NEW_HEAD.search(ended.output)
 
 

@@ -155,7 +155,7 @@ def test_workers_that_evade_mps_are_named(gpus: Gpus) -> None:
         f"runpy.run_path({str(CLIENT)!r})\n"
     )
     job = gpus.launch("--nproc", 2, evade, nodes=1, gres="gpu:1")
-    job.says("ranks 0, 1 on n1 use the GPU without MPS, so that they take turns on it")
+    job.says("ranks 0, 1 on n1 run without MPS, taking turns on the GPU")
     gpus.go()
     assert job.wait().code == 0
 

@@ -128,7 +128,7 @@ def test_each_snapshot_of_the_same_name_is_progress(launch: Launch, tmp_path: Pa
     killed = launch(*options, *arguments, nodes=1, env=ONE_THREAD).wait()
     assert killed.code == 0, str(killed)
     assert killed.output.count("was killed by SIGKILL; restart 1 of 1\n") == 1, str(killed)
-    without_restarts = "it ends here, unless a checkpoint was saved since the last start\n"
+    without_restarts = "the job ends, unless a checkpoint was saved since the last start\n"
     assert killed.output.count(without_restarts) == 3, str(killed)
     snapshot = tmp_path / "snapshot.pt"
     assert killed.output.count(f"resuming from {snapshot} (torch.save, by time)\n") == 4

@@ -271,8 +271,8 @@ def test_slurm_overrides_options_that_contradict_it(launch: Launch) -> None:
     assert len(envs) == 3
     lines = [line for line in job.output.splitlines() if line.startswith("hpclaunch:")]
     assert sorted(lines) == [
-        "hpclaunch: --local-addr 192.0.2.1 is no address of n1 for others: not used",
-        "hpclaunch: --local-addr 192.0.2.1 is no address of n2 for others: not used",
+        "hpclaunch: --local-addr 192.0.2.1 is not an address of n1 that others reach: ignored",
+        "hpclaunch: --local-addr 192.0.2.1 is not an address of n2 that others reach: ignored",
         "hpclaunch: --nnodes 4, but Slurm says 3: using 3",
         "hpclaunch: --node-rank 0 on n2, but Slurm says 1: using 1",
         "hpclaunch: --rdzv-endpoint n2 is not the first node of this step: using n1",

@@ -2,7 +2,7 @@
 
 The script saves in the staging directory, and searches look only there. Before the first search,
 the stager copies the newest checkpoint on storage into it. If memory does not suffice, the script
-saves on storage from the next round on. So it does after a round in which a worker failed while
+saves on storage from the next round on. The same follows a round in which a worker failed while
 memory was full, or in which the script has saved on storage itself.
 
 This is for one node; `spread_staging.py` extends it for several.
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from .spread_staging import SpreadStaging
 
 AGAIN = 10.0  # seconds until a stager that has ended repeatedly is started once more
-STARTS = 2  # of stagers in place of one that ends in the flush before a round
+STARTS = 2  # of further stagers, if one ends in the flush before a round
 ENDS = "the process that copies checkpoints has ended repeatedly"
-OUT_OF_MEMORY = "the memory was used up, and the kernel killed a process of this job"
+MEMORY_USED_UP = "the memory was used up, and the kernel killed a process of this job"
 
 
 class Staging(Adapter):
@@ -63,7 +63,7 @@ class Staging(Adapter):
         self._is_replaced = context.logs.is_replaced
         self._settings, self._config = settings, context.config
         self._launch = os.urandom(4).hex()  # a part of the names of unfinished copies on storage
-        self._agents: tuple[int, ...] = ()  # with several, those that need the checkpoint
+        self._agents: tuple[int, ...] = ()  # with several nodes, those that need the checkpoint
         self.paths: StagedPaths | None = None
         self.skipped: tuple[str, ...] = ()  # on storage, newer than the restored one: "name: why"
         self._directory: StageDirectory | None = None
@@ -176,7 +176,7 @@ class Staging(Adapter):
         """
         if self.paths is None:
             return
-        why = OUT_OF_MEMORY if self._kills.happened() else ""
+        why = MEMORY_USED_UP if self._kills.happened() else ""
         with contextlib.suppress(OSError):
             why = why or room(self.paths.stage).full()
         if why:
@@ -187,8 +187,8 @@ class Staging(Adapter):
         self.note_rounds(self._rounds, hurry=True)
 
     def before_search(self, search: Search, effect: effects.ChooseCheckpoint) -> list[events.Event]:
-        """Call `search` once it can find all checkpoints: after the restore and, before the first
-        round without staging, once everything is on storage.
+        """Call `search` once it can find all checkpoints: after a pending restore, and before the
+        first round without staging, once everything is on storage.
         """
         must_flush = self._is_refused and not effect.is_last
         if self.paths is None or not (self._is_restoring or must_flush):

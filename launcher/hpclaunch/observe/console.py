@@ -18,7 +18,7 @@ OWN_GPUS_ONLY = (
 )
 GRANTED = {
     Request.RESTART: "hpclaunch restart: the workers start again from the newest checkpoint",
-    Request.NOTICE: "hpclaunch notice: the workers are to have notice",
+    Request.NOTICE: "hpclaunch notice: the workers will get notice before the same step",
 }
 
 
@@ -108,7 +108,7 @@ def messages(fact: facts.Fact) -> list[str]:
             them = f"with the agents that {host} could not reach"
             return [f"{host} no longer leads: {head} does, {them}"]
         case facts.HeadLeaves(host=host, why=why):
-            return [f"on {host}, which leads: {why}: {host} leaves, and another leads"]
+            return [f"the head on {host} leaves the job, and another takes over: {why}"]
         case facts.HeadAwaited(host=host, head=head, waited=waited, why=why):
             if not head:
                 return [f"{host} was started again, and has waited {waited:.0f} s for a head"]
@@ -188,10 +188,9 @@ def _no_checkpoint(fact: facts.RoundBegan) -> list[str]:
     is_again = fact.begins > 1
     again = "training begins again from the start" if is_again else "training begins at the start"
     if fact.passed_over:
-        listed = "(hpclaunch checkpoints lists them)"
-        why = f"none can be used {listed}, unless the script finds one itself"
-    else:
-        why = plain(fact.lacking or "nothing has been saved in --checkpoint-dir yet")
+        why = "none can be used (hpclaunch checkpoints lists them)"
+        return [f"{again}, unless the script finds a checkpoint itself: {why}"]
+    why = plain(fact.lacking or "nothing has been saved in --checkpoint-dir yet")
     return [f"{again}, without a checkpoint: {why}"]
 
 
@@ -199,8 +198,8 @@ def _restart(fact: facts.RestartDecided) -> str:
     left = f"restart {fact.used} of {fact.most}"
     if fact.is_last:
         delay = max(fact.outage_delay, fact.node_delay)
-        when = f"in {delay:.0f} s" if delay else "here"
-        left = f"it ends {when}, unless a checkpoint was saved since the last start"
+        when = f" in {delay:.0f} s" if delay else ""
+        left = f"the job ends{when}, unless a checkpoint was saved since the last start"
     elif fact.outage_delay > fact.node_delay:
         left += f", in {fact.outage_delay:.0f} s, so that the file system or network can recover"
     elif fact.node_delay:
@@ -215,7 +214,7 @@ def _restart(fact: facts.RestartDecided) -> str:
 def _hang(fact: facts.HangFound) -> str:
     usual = f" (usual: {fact.usual:.1f} s)" if fact.usual else ""
     lines = [f"no step for {fact.still:.0f} s{usual}: the workers hang", *fact.account]
-    lines.append(f"where all of them are: round-{fact.round}/evidence in the log directory")
+    lines.append(f"the stacks of all ranks: round-{fact.round}/evidence in the log directory")
     if fact.ends_in is not None:
         left = f"unless they make a step, the job ends in {fact.ends_in:.0f} s"
         lines.append(f"no restart is left: {left}")

@@ -26,11 +26,10 @@ HUNG = (
     "the stacks of all ranks are in round-{round}/evidence in the log directory. For work that "
     "takes long, call hpclaunch.progress.phase in the script, or give a longer --hang-timeout."
 )
+AFTER_NOTICE = (Origin.TIME_LIMIT, Origin.PREEMPTION, Origin.NOTICE)
 # What to do under Slurm after an end that no worker has caused, if no other run follows.
 ADVICE = {
-    Origin.TIME_LIMIT: SUBMIT_AGAIN,
-    Origin.PREEMPTION: SUBMIT_AGAIN,
-    Origin.NOTICE: SUBMIT_AGAIN,
+    **dict.fromkeys(AFTER_NOTICE, SUBMIT_AGAIN),
     Origin.NODE_LOST: "submit the job again: with --checkpoint-dir it continues from its newest "
     "checkpoint. With --nnodes MIN:MAX and srun --no-kill a job continues without a lost node."
     "{requeue}",
@@ -96,7 +95,8 @@ def _post_mortem(verdict: Verdict, code: int, log_dir: str, job: Job) -> str:
         lines.append(f"  failed as a consequence: {'; '.join(named)}{rest}")
     cause = verdict.cause
     if cause is not None and cause.culprit is Culprit.WORKER and not advice:
-        lines.append(f"  all of its output: hpclaunch logs {quote(log_dir)} --rank {cause.rank}")
+        command = f"hpclaunch logs {quote(log_dir)} --rank {cause.rank}"
+        lines.append(f"  all output of rank {cause.rank}: {command}")
     page = "" if _has_sequel(verdict, job) else section(verdict)
     if page:
         lines.append(f"  see {page}")
@@ -114,10 +114,9 @@ def _advice(verdict: Verdict, job: Job) -> str:
         return HUNG.format(round=cause.round) if is_hang else advise(cause)
     if not job.slurm_id or _has_sequel(verdict, job):
         return ""
-    advice = ADVICE.get(verdict.origin, "")
-    if advice == SUBMIT_AGAIN and verdict.code == UNSAVED:
+    if verdict.origin in AFTER_NOTICE and verdict.code == UNSAVED:
         return SAVE_IN_TIME
-    return advice.format(requeue="" if job.requeueing.on else REQUEUE)
+    return ADVICE.get(verdict.origin, "").format(requeue="" if job.requeueing.on else REQUEUE)
 
 
 def _has_sequel(verdict: Verdict, job: Job) -> bool:
@@ -128,8 +127,8 @@ def _has_sequel(verdict: Verdict, job: Job) -> bool:
 
 def _last_words(cause: Failure, most: int) -> list[str]:
     if not cause.tail:
-        nothing = [f"  {who(cause)} wrote nothing"]
-        return nothing if cause.culprit is not Culprit.FORK_SERVER else []
+        has_output = cause.culprit in (Culprit.WORKER, Culprit.STORE)  # that of others is not read
+        return [f"  {who(cause)} wrote nothing"] if has_output else []
     last = cause.tail.splitlines()[-max(LEAST, most - 2) :]
     return [f"  the last lines of {who(cause)}:", *(f"    | {line}" for line in last)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from ..core.protocol import node_facts as facts
 from ..core.protocol.node_facts import LaunchNoteKind
@@ -17,8 +18,8 @@ LOST_WITH = {  # by process: what its end may mean for the user
 # Helpers that are not replaced at once after too many ends, but started for the next request.
 ON_REQUEST = {ProcessKind.CHECKPOINTS, ProcessKind.STAGER, ProcessKind.GPUS, ProcessKind.MPS}
 WITHOUT_MPS = (
-    "use the GPU without MPS, so that they take turns on it: does the script change "
-    "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
+    "without MPS, taking turns on the GPU: does the script change CUDA_VISIBLE_DEVICES or "
+    "CUDA_MPS_PIPE_DIRECTORY?"
 )
 
 NOUNS = {"cores": "core", "cpus": "CPU", "nodes": "node", "spares": "spare", "tasks": "task"}
@@ -30,7 +31,8 @@ LAUNCH_NOTES = {
     "and to sbatch",
     LaunchNoteKind.NODE_RANK: "--node-rank {asked} on {host}, but Slurm says {given}: using "
     "{given}",
-    LaunchNoteKind.LOCAL_ADDR: "--local-addr {asked} is no address of {host} for others: not used",
+    LaunchNoteKind.LOCAL_ADDR: "--local-addr {asked} is not an address of {host} that others "
+    "reach: ignored",
     LaunchNoteKind.ENDPOINT: "{option} {asked} is not the first node of this step: using {host}",
     LaunchNoteKind.MACHINES: "--nnodes {asked}: waiting for {most} machines, later only for "
     "{fewest}",
@@ -68,7 +70,7 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"{silent} and is replaced: does the file system of {where} answer?"
         case facts.CheckpointDirSuggested(where=where, path=path):
             option = f"--checkpoint-dir {shlex.quote(where)}"
-            newest = "would give all workers the newest of these at every start"
+            newest = "would give all workers the newest checkpoint at every start"
             return f"the script has saved {path} itself: {option} {newest}"
         case facts.CheckpointUnused(path=path, saved=saved):
             saves = f"the script saves {plain(saved)} now"
@@ -92,8 +94,8 @@ def words_of_node(fact: facts.NodeFact) -> str:
             return f"waiting for {what} ({waited:.0f} s so far)"
         case facts.StageAwaited(where=where, path=path, done=done, size=total, waited=waited):
             copied = f": {size(done)} of {size(total)} of {plain(path)}" if path else ""
-            so_far = f"({waited:.0f} s so far; Ctrl-C ends the wait)"
-            return f"waiting until all is copied to {plain(where)} {so_far}{copied}"
+            so_far = f"{waited:.0f} s so far; Ctrl-C ends the wait, and what is not copied is lost"
+            return f"waiting until everything is copied to {plain(where)} ({so_far}){copied}"
         case facts.StageLost(missing=missing, why=why):
             names = some(map(plain, missing), NAMED)
             return f"lost with the end of the job, not copied to storage: {names}: {plain(why)}"
@@ -111,8 +113,7 @@ def words_of_node(fact: facts.NodeFact) -> str:
         case facts.PreloadSkipped(module=module, why=why):
             return f"--preload {module}: skipped, {why}"
         case facts.SignalUnhandled(signal=signum, ranks=ranks):
-            them = ", ".join(map(str, ranks))
-            passed_on = f"{signal_name(signum)} not passed on to rank {them}"
+            passed_on = f"{signal_name(signum)} not passed on to {_ranks(ranks)}"
             return f"{passed_on}: the script has no handler for it"
         # The health of the node
         case facts.HealthWarning(host=host, check=check, found=found, advice=advice):
@@ -137,8 +138,7 @@ def words_of_node(fact: facts.NodeFact) -> str:
         case facts.ForeignMpsAwaited(host=host, why=why):
             return f"on {host}: {why}: waiting for it"
         case facts.MpsBypassed(host=host, ranks=ranks):
-            names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
-            return f"{names} on {host} {WITHOUT_MPS}"
+            return f"{_ranks(ranks)} on {host} {'runs' if len(ranks) == 1 else 'run'} {WITHOUT_MPS}"
         case _:
             return f"on {fact.host}: {words_of_mps(fact)}"
 
@@ -209,13 +209,19 @@ def _stage_began(fact: facts.StageBegan) -> str:
 def _log_trouble(fact: facts.LogTrouble) -> str:
     match fact.kind:
         case facts.LogTroubleKind.FILES:
-            return f"cannot write {fact.what}: {fact.why}"
+            return f"on {fact.host}: cannot write {fact.what}: {fact.why}"
         case facts.LogTroubleKind.DISK:
-            return f"{fact.what}: the disk is full, what workers write now is lost"
+            full = "the disk is full, and what workers write is lost"
+            return f"on {fact.host}: {full}: {fact.what}"
         case facts.LogTroubleKind.DUPLICATES:
-            return f"lines are no longer duplicated to {fact.what}: {fact.why}"
+            return f"on {fact.host}: lines are no longer duplicated to {fact.what}: {fact.why}"
         case facts.LogTroubleKind.STALLED:
-            return f"{fact.what} lines that were to be here are lost: the log directory has stalled"
+            lost = f"{fact.what} messages of the launcher are lost"
+            return f"on {fact.host}: {lost}: the log directory has stalled"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
 def _turned_cold(fact: facts.WorkerTurnedCold) -> str:

@@ -57,7 +57,7 @@ def test_workers_that_all_hang_are_asked_and_the_culprit_is_named():
         "no step for 10 s: the workers hang",
         "  ranks 0-2 wait in all_reduce number 26",
         "  rank 3 on n1 has not reached it: it is in loader.py:88, next_batch",
-        "  where all of them are: round-0/evidence in the log directory",
+        "  the stacks of all ranks: round-0/evidence in the log directory",
     ]
     assert restart == "rank 3 on n1 hung; restart 1 of 3"
 

@@ -168,7 +168,7 @@ class LogTroubleKind(str, Enum):
     FILES = "files"  # the launcher's own files cannot be written: names, reason
     DISK = "disk"  # the disk is full, and the workers' output is lost: directory
     DUPLICATES = "duplicates"  # lines are no longer duplicated to a file: its path, reason
-    STALLED = "stalled"  # lines for the console were dropped: their number
+    STALLED = "stalled"  # messages for the console were dropped: their number
 
 
 @value(frozen=True)
