@@ -174,19 +174,29 @@ DIES = "import os; os._exit(9) if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0
         ("", "nothing has been saved in --checkpoint-dir yet"),
         ("weights.npz", "saved has weights.npz, but nothing in a known format"),
         ("run/weights/last.pt", "saved/**' also searches the directories below it"),
-        ("step-1.pt", "none can be used (hpclaunch checkpoints lists them), unless the script"),
     ],
 )
 def test_a_restart_without_a_checkpoint_says_why(tmp_path, file, why):
+    line = restart_line(tmp_path, file)
+    assert "training begins again from the start, without a checkpoint: " in line
+    assert why in line
+
+
+def test_a_restart_says_that_no_checkpoint_can_be_used(tmp_path):
+    """The script may load one that hpclaunch skips."""
+    line = restart_line(tmp_path, "step-1.pt")
+    assert "from the start, unless the script finds a checkpoint itself: none can be used" in line
+
+
+def restart_line(tmp_path, file):
+    """Return the line on the restart of a script that has made this file in --checkpoint-dir."""
     (tmp_path / "saved").mkdir()
     within = f"import os; os.makedirs('saved/{os.path.dirname(file)}', exist_ok=True)\n"
     body = (f"{within}open('saved/{file}', 'w').close()\n" if file else "") + DIES
     args = ("--nproc", 1, "--checkpoint-dir", "saved")
     done = hpclaunch(*args, script(tmp_path, body), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    line = only(done.stderr, "training begins")
-    assert "training begins again from the start, without a checkpoint: " in line
-    assert why in line
+    return only(done.stderr, "training begins")
 
 
 SAVES_BY_ITSELF = """

@@ -101,10 +101,16 @@ def test_the_launchers_options_on_another_run_go_with_those_of_the_job(printed):
     assert "hpclaunch --requeue --checkpoint-dir saved --requeue-on preemption train.py" in text
 
 
-def test_a_warning_has_no_effect_if_another_run_follows(printed):
-    text = printed("--requeue", "--signal", "TERM@300", "--", *SAVED, "train.py")
-    line = only(text, "--signal")
-    assert line.endswith("# no effect in the last 20 minutes: the workers get notice anyway")
+@pytest.mark.parametrize(
+    ("more", "effect"),
+    [
+        ([], "no effect in the last 20 minutes: the workers get notice anyway"),
+        (["--requeue-on", "preemption"], "ends the job in order"),
+    ],
+)
+def test_a_warning_has_no_effect_if_another_run_follows_the_time_limit(printed, more, effect):
+    text = printed("--requeue", "--signal", "TERM@300", "--", *SAVED, *more, "train.py")
+    assert only(text, "--signal").endswith(f"# {effect}")
 
 
 def test_a_number_of_gpus_that_only_some_nodes_have(printed):

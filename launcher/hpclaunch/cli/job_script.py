@@ -31,6 +31,7 @@ class JobScript:
     share: str = ""  # a comment: CPUs and memory per GPU
     elastic: bool = False  # continues without lost nodes
     signal: str = ""
+    continues: bool = False  # another run follows the time limit
     requeue: bool = False
     launcher_requeues: bool = False  # if it is in a container, the script has to do it
     elements: int = 0  # jobs of an array, one after another
@@ -85,7 +86,7 @@ def _requests(job: JobScript) -> list[tuple[str, str]]:
 def _effect_of_signal(job: JobScript) -> str:
     if job.signal.startswith(TO_THE_WORKERS):
         return "to the workers, which keep running"
-    if job.signal.startswith("TERM") and (job.launcher_requeues or job.elements):
+    if job.signal.startswith("TERM") and job.continues:
         return "no effect in the last 20 minutes: the workers get notice anyway"
     return "ends the job in order"
 
