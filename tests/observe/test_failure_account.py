@@ -121,9 +121,9 @@ ENDS_OF_SLURM = (Origin.TIME_LIMIT, Origin.PREEMPTION, Origin.NOTICE)
 
 @pytest.mark.parametrize("origin", ENDS_OF_SLURM)
 def test_a_job_that_saved_in_time_is_to_be_submitted_again(origin):
-    said = " ".join(at_head(*decided(origin, saved=True)).split())
-    assert "advice: submit the job again: it continues from its newest checkpoint." in said
-    assert "With --requeue, Slurm starts it again by itself." in said
+    said = at_head(*decided(origin, saved=True))
+    assert "\n  advice: submit the job again: it continues from its newest checkpoint." in said
+    assert "With --requeue, Slurm starts it again by itself." in " ".join(said.split())
 
 
 @pytest.mark.parametrize("origin", [Origin.TIME_LIMIT, Origin.PREEMPTION])

@@ -186,7 +186,7 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
         job.says("step 5")
         fill = f"cat /dev/zero >{shlex.quote(str(logs))}/full; true"
         cluster.on("n2", ["sh", "-c", fill + " 2>/dev/null"])
-        job.says("the disk is full, and what workers write is lost: ")
+        job.says(f"the disk is full, and what workers write is lost: {logs / 'round-0'}\n")
         steps = re.findall(r"rank 0 step (\d+)", job.output)
         job.says(f"rank 0 step {int(steps[-1]) + 3} ")  # rank 1 has written more than a page
         cluster.on("n2", ["rm", str(logs / "full")])

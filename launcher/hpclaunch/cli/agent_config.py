@@ -23,7 +23,6 @@ from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import (
     HEAD,
-    REQUEUED_ENDS,
     Allocation,
     Grow,
     Job,
@@ -41,7 +40,14 @@ from hpclaunch.system.shared import open_file_limit, slurm_steps, standard_input
 
 from .place import HONOURED, MEETING_BACKENDS, SLURM_HONOURED, locate
 from .program import Program, program
-from .run import another_run, beyond_the_usual, check_stage_on, rdzv_seconds, streams_of
+from .run import (
+    another_run,
+    beyond_the_usual,
+    check_stage_on,
+    ends_before,
+    rdzv_seconds,
+    streams_of,
+)
 from .warm_start import start
 from .worker_count import Count, count_workers
 
@@ -175,8 +181,7 @@ def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requ
         most = before + after
     else:
         before, most = slurm_steps.runs_before(environ), options.max_requeues
-    ends = options.requeue_on or REQUEUED_ENDS
-    return Requeueing(ends, most, before, is_chain=options.chain)
+    return Requeueing(ends_before(options), most, before, is_chain=options.chain)
 
 
 def _checkpoints(options: argparse.Namespace, words: tuple[str, ...]) -> Checkpoints | None:

@@ -47,10 +47,10 @@ def check(options: argparse.Namespace) -> None:
     _check_stage(options)
     if options.requeue and options.chain:
         raise UsageError("--requeue and --chain contradict each other: a chain is one of jobs")
-    asked, ends = another_run(options), options.requeue_on or REQUEUED_ENDS
+    asked = another_run(options)
     if options.requeue_on and not asked:
         raise UsageError("--requeue-on says when another run follows: add --requeue or --chain")
-    if asked and options.notice == 0.0 and not {*ends}.isdisjoint(FROM_SLURM):
+    if asked and options.notice == 0.0 and not FROM_SLURM.isdisjoint(ends_before(options)):
         raise UsageError(
             f"{asked} with --notice off: without asking Slurm when it ends the job, and why, no "
             "other run could follow a time limit or a preemption; omit --notice off"
@@ -200,6 +200,12 @@ def another_run(options: argparse.Namespace) -> str:
     if options.requeue:
         return "--requeue"
     return "--chain" if options.chain else ""
+
+
+def ends_before(options: argparse.Namespace) -> tuple[EndKind, ...]:
+    """Return the ends that `another_run` follows."""
+    ends: tuple[EndKind, ...] = options.requeue_on or REQUEUED_ENDS
+    return ends
 
 
 def rdzv_seconds(options: argparse.Namespace, key: str, default: float) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import REQUEUED_ENDS, EndKind
+from hpclaunch.core.protocol.model import EndKind
 from hpclaunch.core.protocol.wording import harmless
 
 from . import job_script, options, parser, profiles, program, slurm_values, values, write_bytes
@@ -233,7 +233,7 @@ def _job(
     if not memory and count and profile.memory_per_gpu:
         memory = f"{count * int(profile.memory_per_gpu[:-1])}{profile.memory_per_gpu[-1]}"
         share.append(profile.memory_per_gpu)
-    ends = launch.requeue_on or REQUEUED_ENDS
+    continues = bool(launching.another_run(launch))
     return JobScript(
         name=job_script.name_of(launch.training_script),
         time=chosen.time,
@@ -247,7 +247,7 @@ def _job(
         share=f"{' and '.join(share)} for each GPU" if share else "",
         elastic=0 < fewest < nodes,
         signal=chosen.signal or "",
-        continues=bool(launching.another_run(launch)) and EndKind.TIME_LIMIT in ends,
+        continues=continues and EndKind.TIME_LIMIT in launching.ends_before(launch),
         requeue=chosen.requeue or launch.requeue,
         launcher_requeues=launch.requeue,
         elements=_elements(chosen),

@@ -346,9 +346,8 @@ def main() -> None:
     conclude(plan, measured, links, sys.argv[1])
     channel.post("done", True)
     if silent := [m.name for m in measured if m.fault and m.fault.kind is FaultKind.SILENT]:
-        raise SystemExit(
-            f"{', '.join(silent)} {NO_ANSWER}"
-        )  # this ends the round, which would wait for them
+        # This ends the round, which would wait for them otherwise.
+        raise SystemExit(f"{', '.join(silent)} {NO_ANSWER}")
 
 
 if __name__ == "__main__":

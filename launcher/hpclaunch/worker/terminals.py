@@ -301,8 +301,8 @@ class Copier:
             poll.register(fd, select.POLLIN)
         if self._channel is not None:
             poll.register(self._channel, select.POLLIN)
-        is_endless = self._end == math.inf
-        left = None if is_endless else max(0.0, 1000 * (self._end - time.monotonic()))
+        lives = self._channel is not None
+        left = None if lives else max(0.0, 1000 * (self._end - time.monotonic()))
         return {fd for fd, _ in poll.poll(left)}
 
     def _do(self, channel: JsonLines, request: Request) -> None:
