@@ -31,7 +31,7 @@ class RendezvousStage(JobStage):
         if (ended := self.end_without_round(now, ticked=ticked)) is not None:
             return ended
         state = self.state
-        ready, effects = state.rendezvous.can_begin_round(state.next_participants, now)
+        ready, effects = state.rendezvous.can_search(state.next_participants, now)
         if not ready:
             return Step(effects + state.rendezvous.notice(now))
         state.rendezvous.complete()
@@ -70,6 +70,7 @@ class Rendezvous:
         self._arrivals_closed = False  # the wait for agents that were never heard is over
         self._taken_over = False  # this head still waits for the voters of the head before it
         self._pause_until = -math.inf  # -inf: there is no pause
+        self._pauses_search = False  # no search for a checkpoint begins in this pause
         self._awaited_at = -math.inf  # when the head last waited for agents that were never heard
 
     def begin(self, now: float) -> None:
@@ -86,11 +87,13 @@ class Rendezvous:
         """End the wait. From now on, the head does not wait for agents that were never heard."""
         self._arrivals_closed, self._taken_over = True, False
 
-    def pause(self, until: float) -> None:
+    def pause(self, until: float, *, search: bool = False) -> None:
         """Let no round begin before `until`, or before the end of an earlier pause: workers of a
-        dead agent may be left, or a node that fails repeatedly is given time to recover.
+        dead agent may be left. `search`: nor let the search for a checkpoint begin, since a node or
+        a file system that fails repeatedly is given time to recover.
         """
         self._pause_until = max(self._pause_until, until)
+        self._pauses_search |= search
 
     @property
     def paused_until(self) -> float:
@@ -175,8 +178,9 @@ class Rendezvous:
         if self._awaits_arrivals:
             self._awaited_at = now
         if self.is_paused and now >= self._pause_until:
-            self._pause_until = -math.inf
-        if self._awaits_arrivals and self._enough_agents and not self._is_held_up:
+            self._pause_until, self._pauses_search = -math.inf, False
+        is_held_up = self.is_paused or self._has_old_workers
+        if self._awaits_arrivals and self._enough_agents and not is_held_up:
             waited = now - self._since >= self._last_call
             self._arrivals_closed = waited and len(self.roster.nodes) >= self.fewest
         if self.is_short:
@@ -195,12 +199,10 @@ class Rendezvous:
         return not ticked or now < self._no_quorum_at
 
     @property
-    def _is_held_up(self) -> bool:
-        """Whether there is a pause, or workers of the last round may be left on any node, even on
-        one that takes no part in the next round.
+    def _has_old_workers(self) -> bool:
+        """Whether workers of an earlier head's round may be left on any node, even on one that
+        takes no part in the next round.
         """
-        if self.is_paused:
-            return True
         if not self._taken_over:
             return False
         none_left = self._with_workers.none_left(
@@ -213,8 +215,14 @@ class Rendezvous:
     def can_begin_round(
         self, participants: Callable[[], list[Peer]], now: float
     ) -> tuple[bool, list[Effect]]:
-        """Return whether a round of these agents can begin now; the leader lease must hold for a
-        while yet. The effects are those of its renewal.
+        """Return whether a round of these agents can begin now, and the effects of `can_search`."""
+        return (False, []) if self.is_paused else self.can_search(participants, now)
+
+    def can_search(
+        self, participants: Callable[[], list[Peer]], now: float
+    ) -> tuple[bool, list[Effect]]:
+        """Return whether the search for the checkpoint of these agents' round can begin now; the
+        leader lease must hold for a while yet. The effects are those of its renewal.
         """
         if not self._is_ready(participants):
             return False, []
@@ -223,7 +231,7 @@ class Rendezvous:
 
     def _is_ready(self, participants: Callable[[], list[Peer]]) -> bool:
         """Return whether all these agents are idle, and no other is awaited."""
-        if self._is_held_up:
+        if (self.is_paused and self._pauses_search) or self._has_old_workers:
             return False
         if self._awaits_arrivals and not (
             self._enough_agents and len(self.roster.nodes) >= self._most

@@ -212,7 +212,7 @@ class Stopping(JobStage):
         state, budget = self.state, self.state.budget
         node_delay = budget.node_delay if state.job.nodes > 1 else 0.0
         outage_delay = budget.outage_delay
-        state.rendezvous.pause(now + max(node_delay, outage_delay))
+        state.rendezvous.pause(now + max(node_delay, outage_delay), search=True)
         fact = RestartDecided(
             cause,
             used=budget.used,
