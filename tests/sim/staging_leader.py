@@ -233,7 +233,9 @@ class Leader:
         for effect in self.replication.finish([m for m in found if m not in mixed], holdings):
             self._perform(effect)
         nodes, receivers = self.cluster.nodes, sorted({*participants, self.node.index})
-        chosen = choice.choice(found, holdings, stored=self.cluster.newest_stored())
+        chosen = choice.choice(found, holdings)
+        if chosen is not None and chosen.time < self.cluster.newest_stored():
+            chosen = None
         what = "none" if chosen is None else f"{chosen.key} {chosen.generation}"
         self.world.say(f"leader {self.node.index}: restore {number}: {what} of {len(found)}")
         if chosen is None and self.cluster.storage:

@@ -575,7 +575,7 @@ class Resuming(Adapter):
 
 def _scale(found: FoundCheckpoint, path: str) -> str:
     """Return the scale of its step, of which `CheckpointChosen` says more."""
-    return f"{found.unit} {os.path.dirname(path)}"
+    return f"{found.scale} {os.path.dirname(path)}"
 
 
 def _is_lower(step: int | None, than: int | None) -> bool:

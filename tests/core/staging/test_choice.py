@@ -45,11 +45,6 @@ def test_what_is_kept_for_another_generation_does_not_count() -> None:
     assert choice([], holdings) is None
 
 
-def test_storage_may_have_a_newer_one() -> None:
-    assert choice([OLD], nodes(OLD), stored=OLD.time) == OLD
-    assert choice([OLD], nodes(OLD), stored=OLD.time + 1) is None
-
-
 def test_a_checkpoint_with_which_the_job_has_failed_is_passed_over() -> None:
     other = a_save(50, 0, key="other")
     holdings = nodes(OLD, other)

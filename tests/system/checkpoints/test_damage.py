@@ -26,7 +26,7 @@ import hpclaunch
 from damaged_data import damaged
 from hpclaunch.system.checkpoints import archives, finding, listing, pickles
 from hpclaunch.system.checkpoints.archives import DamagedError, Window
-from hpclaunch.system.checkpoints.candidates import Facts, FileKind, Part
+from hpclaunch.system.checkpoints.candidates import Facts, FileKind, Part, Step
 from hpclaunch.system.checkpoints.finding import search
 from hpclaunch.system.checkpoints.formats import megatron
 from hpclaunch.system.checkpoints.listing import entry_at
@@ -177,7 +177,9 @@ def test_a_step_of_any_size(tmp_path, step):
     (tmp_path / "last").mkdir()
     (tmp_path / "last" / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
     (found,) = search(str(tmp_path))
-    assert found.candidate.step == ((9, "step", "trainer_state.json") if step == '"9"' else None)
+    assert found.candidate.step == (
+        Step(9, "step", "trainer_state.json") if step == '"9"' else None
+    )
 
 
 PICKLES = {

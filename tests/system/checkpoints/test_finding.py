@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,22 @@ def test_by_step_where_the_name_contains_it(tmp_path):
         "epoch-9.pt": "epoch 9, by its name",
         "epoch-2": "epoch 2, by its name",
     }
+
+
+def test_steps_may_begin_again_in_each_epoch(tmp_path):
+    """Also if a copy has lost the times; but not if a name has no epoch."""
+    for at in (300, 100):
+        new = save(tmp_path / "epoch_1_step_1000.pt", at=at)
+        save(tmp_path / "epoch_0_step_9000.pt", at=100)
+        assert newest(tmp_path) == (str(new), [])
+    save(tmp_path / "step_8000.pt", at=100)
+    assert newest(tmp_path) == (str(tmp_path / "epoch_0_step_9000.pt"), [])
+
+
+def test_steps_of_two_epochs_are_on_two_scales():
+    names = ("epoch_0_step_9000.pt", "epoch_1_step_1000.pt", "step_1000.pt", "epoch_1.pt")
+    scales = [step.scale for step in map(step_of, names)]
+    assert scales == ["step of epoch 0", "step of epoch 1", "step", "epoch"]
 
 
 def test_between_those_with_a_step_and_those_without_the_time_decides(tmp_path):
@@ -356,6 +373,52 @@ def test_a_directory_that_cannot_be_read_at_the_moment_fails_the_search(tmp_path
     refuse_to_list(monkeypatch, "broken", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         finding.search(str(tmp_path / "*"))
+
+
+@pytest.mark.parametrize("below", ["", "runs/*/checkpoints", "runs/a/*"])
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO])
+def test_a_file_system_that_has_trouble_is_not_taken_for_an_empty_one(
+    tmp_path, monkeypatch, below, error
+):
+    (place := tmp_path / "runs" / "a" / "checkpoints").mkdir(parents=True)
+    save(place / "step-1.pt", at=100)
+    where = tmp_path / below if below else place
+
+    def lost(path, *args, real, **more):
+        if str(path).startswith(str(tmp_path / "runs")):
+            raise OSError(error, os.strerror(error), str(path))
+        return real(path, *args, **more)
+
+    for name in ("stat", "lstat", "scandir"):
+        monkeypatch.setattr(os, name, partial(lost, real=getattr(os, name)))
+    with pytest.raises(OSError, match=os.strerror(error)):
+        finding.search(str(where))
+
+
+def test_a_directory_that_this_user_may_not_enter_is_not_taken_for_a_missing_one(
+    tmp_path, monkeypatch
+):
+    def refused(path, *_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(PermissionError):
+        finding.search(str(tmp_path / "ckpt"))
+
+
+def test_if_one_file_cannot_be_looked_at_no_older_one_is_chosen(tmp_path, monkeypatch):
+    for step in (10, 20):
+        save(tmp_path / f"step_{step}.pt", at=step)
+    look = listing._look
+
+    def lost(entry):
+        if entry.name == "step_20.pt":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), entry.path)
+        return look(entry)
+
+    monkeypatch.setattr(listing, "_look", lost)
+    with pytest.raises(OSError, match=r"step_20\.pt"):
+        finding.search(str(tmp_path))
 
 
 def test_a_file_in_place_of_the_directory(tmp_path):

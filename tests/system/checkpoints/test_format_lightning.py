@@ -30,6 +30,17 @@ def test_the_step_of_the_last_one_is_in_it(tmp_path, lightning):
     assert found.rule == ("step 20, by what is in it, though epoch=0-step=10.ckpt was saved later")
 
 
+def test_weights_only(tmp_path, lightning):
+    root = tmp_path / "out"
+    lightning.save(root, 10)
+    lightning.save(root, 20, weights_only=True)
+    assert newest(root) == (str(root / "epoch=0-step=10.ckpt"), [])
+    (root / "epoch=0-step=10.ckpt").unlink()
+    path, (line,) = newest(root)
+    assert not path
+    assert "no resume point: a model without its optimizer (save_weights_only)" in line
+
+
 def test_last_as_a_link(tmp_path, lightning):
     root = tmp_path / "out"
     lightning.save(root, 10, 20, link=True)

@@ -94,6 +94,30 @@ def test_an_exported_model_beside_full_checkpoints(tmp_path):
     assert newest(tmp_path) == (str(full), [])
 
 
+def test_a_directory_that_has_more_than_a_model_is_the_scripts_own(tmp_path):
+    directory = export(tmp_path / "step_200", at=200)
+    assert newest(tmp_path) == (str(directory), [])
+    save(directory / "optimizer.pt", at=200)
+    assert "nothing says that it is complete" in passed_over(tmp_path)
+
+
+def test_what_the_trainer_has_saved_as_a_model_is_no_resume_point(tmp_path):
+    """The Trainer would look for its state, and fail."""
+    save(export(tmp_path / "out", at=200) / "training_args.bin", at=200)
+    path, (line,) = newest(tmp_path)
+    assert not path
+    assert line.startswith("out: no resume point: a model that the Trainer has saved")
+
+
+def test_numbered_files_of_a_script(tmp_path):
+    """Beside `model.safetensors`, they are further models of one checkpoint by Accelerate."""
+    write(tmp_path / "model_100.safetensors", at=100)
+    new = write(tmp_path / "model_200.safetensors", at=200)
+    assert newest(tmp_path) == (str(new), [])
+    write(tmp_path / "model.safetensors", at=300)
+    assert newest(tmp_path) == (str(tmp_path), [])
+
+
 def test_a_file_of_torch_beside_an_exported_model(tmp_path):
     """A file of torch is no part of an exported model in the same directory."""
     write(tmp_path / "model.safetensors", at=100)

@@ -207,6 +207,19 @@ def test_models_without_an_optimizer_count_where_all_are(tmp_path):
     assert passed_over(tmp_path, good).startswith("epoch-2.pt: cut short")
 
 
+def test_the_files_of_all_ranks_have_to_be_whole(tmp_path):
+    for step in (50, 100):
+        for rank in range(2):
+            save(tmp_path / f"step_{step}_rank{rank}.pt", at=step)
+    damage(tmp_path / "step_100_rank1.pt", cut_short)
+    path, lines = newest(tmp_path)
+    assert path == str(tmp_path / "step_50_rank1.pt")
+    assert sorted(line.partition(": cut short")[0] for line in lines) == [
+        "step_100_rank0.pt: step_100_rank1.pt",
+        "step_100_rank1.pt",
+    ]
+
+
 def test_what_the_libraries_write_beside_is_no_checkpoint(tmp_path):
     """The Trainer leaves its arguments in its directory, last of all."""
     good = save(tmp_path / "epoch-1.pt", at=100)

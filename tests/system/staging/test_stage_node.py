@@ -12,6 +12,7 @@ from hpclaunch.core.staging.copies import Transfer
 from hpclaunch.core.staging.files import StagedFile
 from hpclaunch.core.staging.generations import LastRestore, manifest
 from hpclaunch.system.staging import copying
+from hpclaunch.system.staging import node as stage_node
 from hpclaunch.system.staging.copying import GivenUpError
 from hpclaunch.system.staging.fetching import END, PIECE, fetch_ends
 from hpclaunch.system.staging.node import StageNode
@@ -476,6 +477,23 @@ def test_no_more_than_two_generations_are_kept(node):
         node.keep(saves[2])
     node.drop(saves[0].generation)
     node.keep(saves[2])
+
+
+def test_a_generation_of_which_only_the_directory_was_made_does_not_count(node, monkeypatch):
+    """A stager was killed just then, or the memory was full."""
+
+    def full(_path, _data):
+        raise OSError(errno.ENOSPC, "full")
+
+    saves = [manifest(n, [StagedFile(n, 1, t)], n, frozenset([n])) for t, n in enumerate("abcd")]
+    with monkeypatch.context() as patched:
+        patched.setattr(stage_node, "_write", full)
+        for each in saves[:2]:
+            with pytest.raises(OSError, match="full"):
+                node.keep(each)
+    for each in saves[2:]:
+        node.keep(each)
+    assert len(node.inventory().kept) == 2
 
 
 def test_what_is_lent_can_be_read_after_its_deletion(node):

@@ -727,6 +727,17 @@ def test_the_files_of_ranks_count_as_one_checkpoint(node, stager):
     assert names(node.storage) == ["ep0-ba1-rank0.pt", "ep0-ba1-rank1.pt"]
 
 
+def test_while_the_file_of_a_rank_is_cut_short_nothing_is_copied(node, stager):
+    for rank in range(2):
+        write(node.stage / f"step_1_rank{rank}.pt", 1)
+    damage(node.stage / "step_1_rank1.pt", cut_short)
+    stager.work()
+    assert names(node.storage) == []
+    write(node.stage / "step_1_rank1.pt", 1)
+    stager.work()
+    assert names(node.storage) == ["step_1_rank0.pt", "step_1_rank1.pt"]
+
+
 def save_with_metrics(stage, step):
     """Save a checkpoint, and a file and a link beside it in place of those of the step before."""
     for name in (f"step-{step - 1}.pt", f"metrics/{step - 1}/all.json", f"link-{step - 1}"):
@@ -1552,6 +1563,17 @@ def test_a_log_is_continued_and_one_that_is_too_large_is_kept(node, stager, monk
     assert (node.storage / "large.log").read_text() == "step 2\n"
     assert (node.storage / "large.log.~1~").read_text().startswith("a long log")
     assert names(node.storage) == ["large.log", "large.log.~1~", "log", "step-1.pt"]
+
+
+def test_a_new_log_does_not_replace_one_that_was_not_restored(node, stager, monkeypatch):
+    monkeypatch.setattr(other_files, "RESTORED", 100)
+    (node.storage / "large.log").write_text("a long log\n" * 500)
+    stager.restore(messages.Restore(1))
+    (node.stage / "large.log").write_text("step 1\n")
+    write(node.stage / "step-1.pt", 1)
+    stager.work()
+    assert (node.storage / "large.log").read_text() == "step 1\n"
+    assert (node.storage / "large.log.~1~").read_text().startswith("a long log")
 
 
 @pytest.mark.parametrize("size", [1, 10_000])  # bytes; restored beside the checkpoint, or alone

@@ -69,15 +69,12 @@ def known_generations(
 def choice(
     found: Sequence[Manifest],
     holdings: Sequence[Holding],
-    *,
-    stored: int = 0,
     avoid: Collection[str] = (),
 ) -> Manifest | None:
-    """Return the newest generation that all nodes can have from memory. None: restore the newest
-    one from storage.
+    """Return the newest generation that all nodes can have from memory; None if there is none.
 
-    `found` are the complete checkpoints of the view, the newest first. `stored` is the time of the
-    newest one on storage, or 0. `avoid` has keys of checkpoints with which the job has failed.
+    `found` are the complete checkpoints of the view, the newest first. `avoid` has keys of
+    checkpoints with which the job has failed.
     """
     known = known_generations(found, holdings)
     in_view = [m for m in found if m.generation in known and m.key not in avoid]
@@ -88,8 +85,7 @@ def choice(
         for name in others
         if known[name].key not in avoid and is_available(known[name], holdings)
     ]
-    newest = max(candidates, key=lambda m: m.generation, default=None)
-    return None if newest is None or newest.time < stored else newest
+    return max(candidates, key=lambda m: m.generation, default=None)
 
 
 def outdated(

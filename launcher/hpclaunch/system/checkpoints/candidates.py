@@ -19,6 +19,7 @@ SECOND = 10**9  # nanoseconds
 SLACK = 2 * SECOND  # allowed difference between the clocks of nodes that write one checkpoint
 SETTLED = 10 * SECOND  # after a write; a process that still runs has finished its save by then
 
+OF_RANK = re.compile(r"(rank[-_]?)\d+")  # in the names of Composer's files, and of many scripts
 DRAFTS = (".tmp", ".part", ".partial", ".temp")
 COMPLETE = ".complete"  # a script's own seal: the file that it writes last
 
@@ -32,6 +33,7 @@ _STEPS = [
     (unit, re.compile(rf"(?<![a-z])(?:{words})[-_=]?(\d+)", re.IGNORECASE))
     for unit, words in _WORDS.items()
 ]
+_EPOCH = dict(_STEPS)["epoch"]
 
 
 class IncompleteError(Exception):
@@ -44,6 +46,12 @@ class Step(NamedTuple):
     value: int
     unit: str  # "step", "epoch", or "number" for one that may be either
     source: str  # "its name", or the file that says so
+    epoch: int | None = None  # from the same name: a script may count its steps anew in each epoch
+
+    @property
+    def scale(self) -> str:
+        """Return the scale: progress is measured by the steps of one scale only."""
+        return self.unit if self.epoch is None else f"{self.unit} of epoch {self.epoch}"
 
     def __str__(self) -> str:
         return f"{self.unit} {self.value}"
@@ -53,7 +61,8 @@ def step_of(name: str) -> Step | None:
     """Return the step in a name: checkpoint-30, epoch=1-step=10.ckpt, iter_0000010, 0000100.pt."""
     for unit, pattern in _STEPS:
         if found := pattern.findall(name):
-            return Step(int(found[-1]), unit, "its name")
+            epochs = _EPOCH.findall(name) if unit == "step" else []
+            return Step(int(found[-1]), unit, "its name", int(epochs[-1]) if epochs else None)
     stem = name.partition(".")[0]
     return Step(int(stem), "number", "its name") if stem.isdecimal() else None
 
@@ -211,6 +220,17 @@ class CheckpointCandidate:
         s = self.decides.stat
         return f"{self.path} {s.st_ino} {s.st_size} {s.st_mtime_ns}"
 
+    @property
+    def of_ranks(self) -> list[CheckpointCandidate]:
+        """Return this one, if it is a file, and those beside it whose names differ only in the
+        rank, as in `step_5_rank0.pt`: each rank has saved one.
+        """
+        form = OF_RANK.sub(r"\1", self.name)
+        if self.place.entry.is_folder or form == self.name:
+            return [self]
+        alike = (c for c in self.beside if c.bare in (self.bare, None))  # None: it may be cut short
+        return [c for c in alike if OF_RANK.sub(r"\1", c.name) == form]
+
     def files_of_ranks(self, names: re.Pattern[str], name: str) -> dict[int, Entry]:
         """Return the file of every rank that took part in this save, and set `world`. Raises
         IncompleteError if a rank has none. `names` matches the files' names, with the rank as its
@@ -244,7 +264,9 @@ class FileFormat:
     kind = FileKind.TORCH
 
     def parts(self, candidate: CheckpointCandidate) -> Iterator[Part]:
-        yield Part(candidate.decides, self.kind, "")
+        """Yield the files of all ranks that are there. Nothing shows whether one is missing."""
+        for each in candidate.of_ranks:
+            yield Part(each.decides, self.kind, "" if each is candidate else each.name)
 
 
 def need(files: Mapping[str, Entry], name: str, why: str = "") -> Entry:

@@ -29,7 +29,16 @@ from .candidates import (
     step_of,
 )
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
-from .listing import DEEPEST, MOST_FOLDERS, Entry, Folder, entry_at, is_kind
+from .listing import (
+    DEEPEST,
+    MOST_FOLDERS,
+    TROUBLE,
+    Entry,
+    Folder,
+    entry_at,
+    is_folder,
+    is_kind,
+)
 from .reading import ResultCache, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+|tmp\..+")  # old Trainers, safetensors, timm
@@ -39,10 +48,7 @@ OF_FRAMEWORKS = ("checkpoints",), ("lightning_logs", "*", "checkpoints")
 TORCHTITAN = "checkpoint"  # it saves only directories there; with files, this may be a checkpoint
 PAUSE = 120.0  # seconds; a file so much older than the next one was there before the save
 LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
-# Errors of a file system that has trouble, unlike those for other users' files and deleted ones.
-TROUBLE = {
-    errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN,
-}  # fmt: skip
+REFUSED = {errno.EACCES, errno.EPERM}
 
 
 class ExaminedCheckpoint(NamedTuple):
@@ -135,11 +141,19 @@ def _judged(
     except (IncompleteError, DamagedError) as e:
         parts, lacks = (), str(e)
     except OSError as e:
-        if not os.path.lexists(candidate.path):
+        if _is_gone(candidate.path):
             return None
         parts, lacks = (), f"unreadable, or just being deleted ({e.strerror or e})"
     size = sum(part.entry.size for part in parts) or candidate.decides.size
     return ExaminedCheckpoint(candidate, rule, lacks[:LONGEST] or None, False, parts, size)
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as e:
+        return e.errno in (errno.ENOENT, errno.ENOTDIR)
+    return False
 
 
 # Where they are
@@ -147,14 +161,15 @@ def _judged(
 
 def roots(where: str) -> list[str]:
     """Return the directories that a path or a pattern stands for: of a path, also those below it in
-    which frameworks save. A path that exists is no pattern. Raises NotADirectoryError for a file.
+    which frameworks save. A path that exists is no pattern. Raises NotADirectoryError for a file,
+    and OSError if it is not known what is there.
     """
     where = os.path.abspath(where)
-    if os.path.isdir(where):
+    if is_folder(where, refusals=TROUBLE | REFUSED):
         below = (_matching(where, names, [MOST_FOLDERS]) for names in OF_FRAMEWORKS)
         inner = [path for path in chain(*below) if not _is_checkpoint(path)]
         path = os.path.join(where, TORCHTITAN)
-        if os.path.isdir(path) and not _is_checkpoint(path, known=False):
+        if is_folder(path) and not _is_checkpoint(path, known=False):
             inner.append(path)
         return [where, *inner]
     if os.path.lexists(where):
@@ -176,7 +191,7 @@ def _matching(base: str, names: tuple[str, ...], left: list[int], depth: int = 0
     name, rest = names[0], names[1:]
     if name != "**" and not glob.has_magic(name):
         inner = os.path.join(base, name)
-        if os.path.isdir(inner):
+        if is_folder(inner):
             yield from _matching(inner, rest, left, depth)
         return
     if name == "**":
@@ -193,7 +208,9 @@ def _matching(base: str, names: tuple[str, ...], left: list[int], depth: int = 0
                 for e in entries
                 if (name != "**" or not e.is_symlink()) and is_kind(e, e.is_dir)
             )
-    except OSError:
+    except OSError as e:
+        if e.errno in TROUBLE:
+            raise
         return
     for folder in folders:
         if not _is_draft(folder) and (name == "**" or fnmatch(folder, name)):
@@ -214,7 +231,7 @@ def _is_checkpoint(path: str, *, known: bool = True) -> bool:
 def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     """Yield the candidates in the directories that a path or a pattern stands for."""
     searched = set(roots(where))
-    skipped = {errno.EACCES, errno.EPERM}  # a pattern may match directories of other users
+    skipped = {*REFUSED}  # a pattern may match directories of other users
     if os.path.basename(os.path.abspath(where)) == "**":
         skipped.add(errno.EFBIG)  # `**` may also match large directories of data
     refused = None
@@ -327,19 +344,24 @@ def in_order(
     newest of those with lower steps that were saved later.
 
     In one directory, a higher step is newer, whatever the times are: a copy may not have kept them.
-    So a checkpoint counts as saved no earlier than those with lower steps. Between directories the
-    time decides, since steps of different runs cannot be compared.
+    So a checkpoint counts as saved no earlier than those with lower steps. If all names have an
+    epoch as well, that comes first. Between directories the time decides, since steps of different
+    runs cannot be compared.
     """
-    groups: dict[tuple[str, str], list[CheckpointCandidate]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[tuple[CheckpointCandidate, Step]]] = defaultdict(list)
     for candidate in found:
-        if candidate.step is not None:
-            groups[candidate.place.root.path, candidate.step.unit].append(candidate)
+        if (step := candidate.step) is not None:
+            groups[candidate.place.root.path, step.unit].append((candidate, step))
     times = {id(candidate): candidate.time for candidate in found}
     ahead: dict[int, CheckpointCandidate] = {}  # by id: one with a lower step but a later time
+    progress: dict[int, tuple[int, int]] = {}  # by id: (epoch, step)
     for group in groups.values():
-        group.sort(key=lambda c: (_value(c.step), c.time))
-        latest = group[0]
-        for candidate in group:
+        have_epochs = all(step.epoch is not None for _, step in group)
+        for candidate, step in group:
+            progress[id(candidate)] = have_epochs * (step.epoch or 0), step.value
+        rising = sorted((c for c, _ in group), key=lambda c: (progress[id(c)], c.time))
+        latest = rising[0]
+        for candidate in rising:
             if candidate.time >= latest.time:
                 latest = candidate
             else:
@@ -348,7 +370,8 @@ def in_order(
 
     def key(candidate: CheckpointCandidate) -> tuple[object, ...]:
         own = not candidate.place.entry.is_link
-        return times[id(candidate)], _value(candidate.step), own, _natural(candidate.name)
+        advance = progress.get(id(candidate), (-1, -1))
+        return times[id(candidate)], advance, own, _natural(candidate.name)
 
     def rule(candidate: CheckpointCandidate) -> str:
         step = candidate.step
@@ -359,10 +382,6 @@ def in_order(
         return f"{by_step}, though {other.name} was saved later" if other else by_step
 
     return [(c, rule(c), ahead.get(id(c))) for c in sorted(found, key=key, reverse=True)]
-
-
-def _value(step: Step | None) -> int:
-    return -1 if step is None else step.value
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

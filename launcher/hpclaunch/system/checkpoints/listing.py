@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +20,11 @@ SLOW = 1e-4  # seconds; if a stat takes longer, several run at once
 PROBE = 32  # calls that are timed first
 AT_ONCE = 16  # threads
 OWN = ".hpclaunch-"  # the beginning of names of this launcher beside checkpoints
+# Errors of a file system that has trouble, unlike those for other users' files and deleted ones.
+TROUBLE = {
+    errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN,
+}  # fmt: skip
+SAVED = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors", ".distcp")  # look saved
 MOST_ENTRIES = 1 << 20  # entries of a directory
 MOST_FOLDERS, DEEPEST = 20_000, 32  # directories of a tree, and levels of them
 
@@ -56,6 +61,18 @@ class Entry(NamedTuple):
         return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
+def is_folder(path: str, *, refusals: Collection[int] = TROUBLE) -> bool:
+    """Return whether there is a directory, or a link to one. Raises OSError if that is not known:
+    the file system has trouble, or another error that is one of the `refusals`.
+    """
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as e:
+        if e.errno in refusals:
+            raise
+        return False
+
+
 def entry_at(path: str) -> Entry:
     """Return the entry of a path. Raises OSError."""
     return Entry(os.path.basename(path), path, os.stat(path), os.path.islink(path))
@@ -84,7 +101,8 @@ class Entries(Mapping[str, Entry]):
 
     def look(self) -> Mapping[str, Entry]:
         """Return the entries that can be read, in threads if the file system is slow. Forget those
-        that have vanished. Getting any other one raises OSError, so that none is overlooked.
+        that have vanished. Getting any other one raises OSError. Raises OSError if the file system
+        has trouble, so that none is overlooked.
         """
         todo = [entry for name, entry in self._listed.items() if name not in self._seen]
         for _ in of_each(self._try, todo, SLOW):
@@ -96,8 +114,9 @@ class Entries(Mapping[str, Entry]):
             self._seen[entry.name] = _look(entry)
         except FileNotFoundError:
             del self._listed[entry.name]
-        except OSError:
-            pass
+        except OSError as e:
+            if e.errno in TROUBLE:
+                raise
 
 
 class Folder:
@@ -160,6 +179,11 @@ class Folder:
             if seen > MOST_FOLDERS or prefix.count("/") > DEEPEST:
                 most = f"{MOST_FOLDERS} directories, or {DEEPEST} levels of them"
                 raise DamagedError(f"it has more than {most}")
+
+
+def saved_in(folder: Folder) -> list[str]:
+    """Return the names of the files that look saved."""
+    return [name for name in folder.files if name.endswith(SAVED) and not name.startswith(".")]
 
 
 def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:

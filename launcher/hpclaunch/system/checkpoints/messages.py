@@ -63,7 +63,7 @@ class FoundCheckpoint(Message):
     name: str
     format: str
     step: int | None
-    unit: str | None
+    scale: str | None  # only steps of the same scale can be compared
     rule: str  # what decided its place in the order
     identity: str  # its mark, which differs for every save
     time: int

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,6 @@ from hpclaunch.system.checkpoints.listing import OWN
 
 HERE = "."  # the key of a checkpoint that lies directly in the root
 NOTE = 4096  # bytes; files beside a checkpoint of up to this size may be trackers, like `latest`
-OF_RANK = re.compile(r"(rank[-_]?)\d+")  # Composer's files of ranks, and those of many scripts
 
 
 def file_at(root: str, name: str) -> StagedFile:
@@ -141,7 +139,8 @@ def contents_of(root: str, found: ExaminedCheckpoint) -> Contents:
             parts.update(each.name for each in items if each.is_file)
         moved, essential = (HERE,), frozenset(parts)
     else:
-        ranks = _of_ranks(root, candidate)
+        # Composer's checkpoint is known by the file of the first rank, so that is last.
+        ranks = sorted((os.path.relpath(c.path, root) for c in candidate.of_ranks), reverse=True)
         moved, key = (*_targets(root, candidate), *ranks), ranks[-1]
         items = [each for name in moved for each in tree(root, name)]
         # A kill may have left one that is unfinished, which no later save replaces.
@@ -160,18 +159,6 @@ def _targets(root: str, candidate: CheckpointCandidate) -> Iterator[str]:
         target = target_of(root, os.path.relpath(candidate.path, root))
         if not target.startswith(os.pardir):
             yield target
-
-
-def _of_ranks(root: str, candidate: CheckpointCandidate) -> list[str]:
-    """Return its path, and those of files beside it whose names differ only in the rank. The file
-    of the first rank is last: Composer's checkpoint is known by that.
-    """
-    found = [candidate]
-    if not candidate.place.entry.is_folder and OF_RANK.search(candidate.name):
-        form = OF_RANK.sub(r"\1", candidate.name)
-        alike = (c for c in candidate.beside if c.bare == candidate.bare)
-        found = [c for c in alike if OF_RANK.sub(r"\1", c.name) == form]
-    return sorted((os.path.relpath(c.path, root) for c in found), reverse=True)
 
 
 def notes(

@@ -176,7 +176,7 @@ class Draining:
                 for each in beside
                 if not self._record.has(each)
                 and not self._run(is_copied, each, self._storage)
-                and not self._replaces_lost(each, candidates)
+                and not self._replaces_unknown(each, candidates)
             ]
             # Trackers are rewritten in place, so they are copied without pauses.
             self._memory.copy(beside, self._launch.root, drafted, self.meanwhile)
@@ -207,11 +207,14 @@ class Draining:
         self._others.note_copied(beside if is_there else [*inside, *beside])
         return not is_there
 
-    def _replaces_lost(self, each: StagedFile, candidates: Sequence[CheckpointCandidate]) -> bool:
+    def _replaces_unknown(
+        self, each: StagedFile, candidates: Sequence[CheckpointCandidate]
+    ) -> bool:
         """Return whether storage has a file of this name that the script does not know, such as the
-        log of a lost node, but no tracker. The copy of other files gives it another name first.
+        log of a lost node or of an earlier launch, but no tracker. The copy of other files gives it
+        another name first.
         """
-        if not self._launch.has_several_nodes or each.name in self._record.others or each.is_link:
+        if each.name in self._record.others or each.is_link:
             return False
         with contextlib.suppress(FileNotFoundError):  # just deleted
             is_tracker = names_any(os.path.join(self._launch.root, each.name), candidates)

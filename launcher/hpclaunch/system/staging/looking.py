@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 from hpclaunch.system.checkpoints.candidates import SETTLED
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, look_at
@@ -92,22 +91,18 @@ class Looking:
                         yield contents
 
     def candidates(self, found: Sequence[ExaminedCheckpoint]) -> Iterator[Contents]:
-        """Yield the complete checkpoints, except those of which another rank's file is incomplete,
-        and those that are only a part of another checkpoint.
-        """
+        """Yield the complete checkpoints, except those that are only a part of another one."""
         root, moved = self._launch.root, self._launch.record.moved
-        torn = {f.candidate.path for f in found if f.lacks is not None and not f.quiet}
         drained = moved.keys() - {HERE}
         seen: set[str] = set(moved.get(HERE, ()))
         for each in found:
             name = os.path.relpath(each.candidate.path, root)
-            is_inside = any(str(parent) in drained for parent in Path(name).parents)
+            is_inside = is_part(os.path.dirname(name), drained)
             if each.lacks is None and name not in seen and not is_inside:
                 with contextlib.suppress(OSError):  # being deleted
                     contents = contents_of(root, each)
                     seen.update(contents.moved)
-                    if torn.isdisjoint(os.path.join(root, n) for n in contents.moved):
-                        yield contents
+                    yield contents
 
     def check(self, contents: Contents) -> None:
         """Raise GivenUpError unless the checkpoint is still complete, and the same."""

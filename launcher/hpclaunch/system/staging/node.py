@@ -184,7 +184,7 @@ class StageNode:
         order that arrives late could otherwise fill the memory.
         """
         folder = self._folder(manifest.generation)
-        others = set(os.listdir(self._kept) if os.path.isdir(self._kept) else ())
+        others = {each.manifest.generation for each in self._generations()}
         if len(others - {manifest.generation}) >= MOST_KEPT:
             raise OSError(errno.EDQUOT, "other generations are kept")
         os.makedirs(os.path.join(folder, FILES), exist_ok=True)

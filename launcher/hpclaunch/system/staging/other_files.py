@@ -17,8 +17,8 @@ from hpclaunch.system.checkpoints.candidates import CheckpointCandidate
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint, candidates, look_at
 from hpclaunch.system.checkpoints.formats import UNKNOWN
 from hpclaunch.system.checkpoints.formats.safetensors import SUFFIX
-from hpclaunch.system.checkpoints.formats.sealed import SAVED
 from hpclaunch.system.checkpoints.formats.torch_save import is_archive
+from hpclaunch.system.checkpoints.listing import SAVED
 
 from .contents import (
     HERE,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, get_args
 
 from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 from hpclaunch.system.checkpoints.formats import UNKNOWN
-from hpclaunch.system.checkpoints.formats.sealed import saved_in
+from hpclaunch.system.checkpoints.listing import saved_in
 from hpclaunch.system.checkpoints.messages import FoundCheckpoint
 from hpclaunch.system.checkpoints.service import seen
 from hpclaunch.system.shared.helper import say_now

@@ -8,9 +8,9 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
-from hpclaunch.system.checkpoints.candidates import CheckpointCandidate, step_of
+from hpclaunch.system.checkpoints.candidates import OF_RANK, CheckpointCandidate, step_of
 
-from .contents import NOTE, OF_RANK, file_at, is_draft, named_by, target_of
+from .contents import NOTE, file_at, is_draft, named_by, target_of
 
 
 def renamed(root: str, lost: Sequence[CheckpointCandidate], key: str) -> Iterator[tuple[str, str]]:

@@ -12,12 +12,13 @@ def setup() -> None:
 class Saver:
     def __init__(
         self, rank: int, world: int, root: Path, size: int = 100_000, sharded: bool = False,
-        name: str = "epoch=0-step={}.ckpt", link: bool = False,
+        name: str = "epoch=0-step={}.ckpt", link: bool = False, weights_only: bool = False,
     ) -> None:  # fmt: skip
         import torch
 
         self.rank, self.world, self.root = rank, world, root
         self.sharded, self.name, self.size, self.link = sharded, name, size, link
+        self.weights_only = weights_only
         if world > 1:
             torch.distributed.init_process_group("gloo")
         root.mkdir(parents=True, exist_ok=True)
@@ -27,12 +28,17 @@ class Saver:
         import torch
 
         weights = torch.full((self.size,), step)
-        return {
+        checkpoint = {
             "epoch": 0, "global_step": int(step), "pytorch-lightning_version": "2.6.6",
-            "state_dict": {"weight": weights}, "loops": {}, "callbacks": {},
+            "state_dict": {"weight": weights}, "loops": {},
+        }  # fmt: skip
+        if self.weights_only:
+            return checkpoint
+        return checkpoint | {
+            "callbacks": {},
             "optimizer_states": [{"state": {0: {"exp_avg": weights.clone()}}, "param_groups": []}],
             "lr_schedulers": [],
-        }  # fmt: skip
+        }
 
     def prepare(self) -> None:
         """Save once elsewhere, since the first save takes long."""

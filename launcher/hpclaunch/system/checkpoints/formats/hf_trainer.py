@@ -29,12 +29,11 @@ from ..listing import Entry, Folder
 from . import deepspeed, fsdp, safetensors
 
 STATE = "trainer_state.json"
-ARGUMENTS = "training_args.bin"
 INCOMPLETE = "checkpoint-is-incomplete.txt"
 NAME = re.compile(r"checkpoint-(\d+)")
 RNG = re.compile(r"rng_state_(\d+)\.pth")
 OWN = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
-CERTAIN = (ARGUMENTS, INCOMPLETE, "config.json", "adapter_config.json", "optimizer.pt")
+CERTAIN = (safetensors.ARGUMENTS, INCOMPLETE, "config.json", "adapter_config.json", "optimizer.pt")
 MOST_STATE = 1 << 20  # bytes that are parsed for the step
 HIGHEST_STEP = 1 << 63
 

@@ -4,7 +4,7 @@ the first rank adds `meta.pt` last; under DeepSpeed a directory with `latest` in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .. import archives
 from ..candidates import (
@@ -23,6 +23,8 @@ from . import dcp, deepspeed
 SUFFIX = ".ckpt"
 META = "meta.pt"
 VERSION = "pytorch-lightning_version"
+STEP = "global_step"
+OPTIMIZERS = "optimizer_states"
 LOAD = "trainer.fit(model, ckpt_path=path)"
 
 
@@ -31,8 +33,13 @@ class Lightning(FileFormat):
     load = LOAD
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        step = _step(place.entry) if place.name.endswith(SUFFIX) else None
-        return None if step is None else CheckpointCandidate(place, self, place.entry, step)
+        recorded = _recorded(place.entry) if place.name.endswith(SUFFIX) else {}
+        if (step := _step(recorded)) is None:
+            return None
+        found = CheckpointCandidate(place, self, place.entry, step)
+        if OPTIMIZERS not in recorded:
+            found.export = "a model without its optimizer (save_weights_only)"
+        return found
 
 
 class LightningSharded:
@@ -42,7 +49,7 @@ class LightningSharded:
     def recognise(self, place: Location) -> CheckpointCandidate | None:
         found = dcp.candidate(self, place) if place.name.endswith(SUFFIX) else None
         if found is not None and META in place.folder.files:
-            found.step = _step(place.folder.files[META]) or found.step
+            found.step = _step(_recorded(place.folder.files[META])) or found.step
         return found
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
@@ -69,13 +76,17 @@ class LightningDeepSpeed:
         return deepspeed.root_parts(candidate.folder, candidate.facts, candidate)
 
 
-def _step(file: Entry) -> Step | None:
-    """Return the step that a file by Lightning records; None if it is another's or unreadable."""
+def _recorded(file: Entry) -> Mapping[str, object]:
+    """Return what a file by Lightning records; {} if it is unreadable."""
     try:
-        found = archives.fields_of(file, VERSION, "global_step")
+        return archives.fields_of(file, VERSION, STEP, OPTIMIZERS)
     except OSError:
-        return None
-    match found.get("global_step"):
-        case int(step) if VERSION in found:
+        return {}
+
+
+def _step(recorded: Mapping[str, object]) -> Step | None:
+    """Return the step; None if Lightning has not written the file."""
+    match recorded.get(STEP):
+        case int(step) if VERSION in recorded:
             return Step(step, "step", "what is in it")
     return None

@@ -22,15 +22,20 @@ from ..candidates import (
     none_newer,
     step_of,
 )
-from ..listing import Folder
+from ..listing import Folder, saved_in
 
 SUFFIX = ".safetensors"
 INDEX = ".index.json"
 # In the order in which the libraries look for them.
 MODELS = ("model.safetensors", "pytorch_model.bin")
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+ARGUMENTS = "training_args.bin"  # of the Trainer
 # Names that the libraries use: the directory of such a file is an exported model.
 PARTS = re.compile(r"(?:adapter_)?model(?:_\d+)?(?:\.\w+)?(?:-\d+-of-\d+)?\.safetensors")
+NUMBERED = re.compile(
+    r"model_\d+\.safetensors"
+)  # Accelerate's, beside the first: model.safetensors
+OF_TORCH = re.compile(r"(?:pytorch_model(?:\.\w+)?(?:-\d+-of-\d+)?|adapter_model)\.bin")
 
 
 class Safetensors(FileFormat):
@@ -39,9 +44,11 @@ class Safetensors(FileFormat):
     kind = FileKind.TENSORS
 
     def recognise(self, place: Location) -> CheckpointCandidate | None:
-        if not place.name.endswith(SUFFIX) or PARTS.fullmatch(place.name):
+        name = place.name
+        is_own = NUMBERED.fullmatch(name) and MODELS[0] not in place.root.files  # the script's
+        if not name.endswith(SUFFIX) or (PARTS.fullmatch(name) and not is_own):
             return None
-        return CheckpointCandidate(place, self, place.entry, step_of(place.name), bare=True)
+        return CheckpointCandidate(place, self, place.entry, step_of(name), bare=True)
 
 
 class Exported:
@@ -52,9 +59,12 @@ class Exported:
         files = place.folder.files
         indexes = [name for name in files if name.endswith(INDEX)]
         names = indexes or [name for name in (*MODELS, *ADAPTERS) if name in files]
-        if not names:
-            return None
-        return CheckpointCandidate(place, self, files[names[0]], step_of(place.name), bare=True)
+        if not names or not all(map(_is_exported, saved_in(place.folder))):
+            return None  # a directory of the script's own has more in it, such as an optimizer
+        found = CheckpointCandidate(place, self, files[names[0]], step_of(place.name), bare=True)
+        if ARGUMENTS in files:
+            found.export = "a model that the Trainer has saved, without its optimizer and its state"
+        return found
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder, name = candidate.folder, candidate.decides.name
@@ -65,6 +75,10 @@ class Exported:
             raise IncompleteError("it has no model")
         none_newer(parts, candidate.decides)
         return parts
+
+
+def _is_exported(name: str) -> bool:
+    return name == ARGUMENTS or any(known.fullmatch(name) for known in (PARTS, OF_TORCH))
 
 
 def model(folder: Folder) -> list[Part]:

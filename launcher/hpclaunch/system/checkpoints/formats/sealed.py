@@ -20,10 +20,8 @@ from ..candidates import (
     none_newer,
     step_of,
 )
-from ..listing import Entry, Folder
+from ..listing import SAVED, Entry, Folder, saved_in
 from . import dcp
-
-SAVED = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors", ".distcp")
 
 
 class Sealed:
@@ -71,11 +69,6 @@ class Unsealed:
             f"nothing says that it is complete: no format that is known here, and no {COMPLETE}, "
             f"which a script writes once all ranks have saved{hint}"
         )
-
-
-def saved_in(folder: Folder) -> list[str]:
-    """Return the names of the files that look saved."""
-    return [name for name in folder.files if name.endswith(SAVED) and not name.startswith(".")]
 
 
 def _seal(folder: Folder, facts: Facts) -> Entry | None:
