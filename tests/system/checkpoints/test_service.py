@@ -234,6 +234,27 @@ def test_a_directory_that_vanishes_after_the_search_does_not_end_the_service(tmp
     assert "it is not a directory" in failed.why
 
 
+@pytest.mark.parametrize("lasts", [2, 10**9], ids=["for a while", "for good"])
+def test_a_search_is_tried_again_while_the_file_system_has_trouble(tmp_path, monkeypatch, lasts):
+    save(tmp_path / "epoch-1.pt", at=100)
+    clock, tries = AheadClock(), []
+
+    def search_or_fail(*args, **more):
+        tries.append(clock.ahead)
+        if len(tries) <= lasts:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return finding.search(*args, **more)
+
+    monkeypatch.setattr(service_module, "search", search_or_fail)
+    monkeypatch.setattr(service_module, "time", clock)
+    _, answer = replies_to_a_search(tmp_path)
+    if lasts == 2:
+        assert [f.name for f in answer.found] == ["epoch-1.pt"]
+    else:
+        assert answer == Failed(1, f"[Errno {errno.ESTALE}] {os.strerror(errno.ESTALE)}")
+        assert tries[-1] == pytest.approx(service_module.TROUBLED, abs=service_module.AGAIN)
+
+
 def test_a_pattern_is_matched_once_if_there_is_a_checkpoint(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

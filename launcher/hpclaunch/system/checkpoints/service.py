@@ -24,9 +24,12 @@ from hpclaunch.worker.messages import decode, never
 from . import AHEAD, ALL, READS, messages
 from .candidates import NOTHING_KNOWN, SECOND, CheckpointCandidate, Facts, RoundPeriod
 from .finding import NOTHING, ExaminedCheckpoint, examine, look_at, others, roots, search
+from .listing import TROUBLE
 from .reading import CheckpointReading, Outcome, ResultCache
 
 PERIOD = 10.0  # least seconds between two periodic searches
+TROUBLED = 60.0  # seconds in which a search is tried again while the file system has trouble
+AGAIN = 1.0  # seconds until the next try
 SHARE = 0.01  # largest share of the time that periodic searches take
 MOST = 64  # checkpoints in one reply
 NICE = 5
@@ -223,6 +226,28 @@ def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
         pass
 
 
+def _found(
+    server: CheckpointService,
+    rounds: messages.RoundTimes,
+    avoid: Mapping[int, str],
+    is_asked: Callable[[], bool],
+) -> tuple[list[ExaminedCheckpoint], list[str]]:
+    """Return what a search finds, and the directories that it belongs to. While the file system has
+    trouble, such as a server that is started again, search again for a while. Raises OSError.
+    """
+    until = time.monotonic() + TROUBLED
+    while True:
+        try:
+            found = server.search(rounds, avoid)
+            if found and not os.path.isdir(server.where):  # a pattern may take long to match
+                return found, [os.path.dirname(found[-1].candidate.path)]
+            return found, roots(server.where)
+        except OSError as e:
+            if e.errno not in TROUBLE or is_asked() or time.monotonic() >= until:
+                raise
+        time.sleep(AGAIN)
+
+
 def _replies(
     server: CheckpointService, request: messages.Request, is_asked: Callable[[], bool]
 ) -> Iterator[messages.Reply]:
@@ -230,11 +255,7 @@ def _replies(
         case messages.Search(id=number, rounds=rounds, avoid=avoid):
             yield messages.Begun(number)
             try:
-                found = server.search(rounds, avoid)
-                if found and not os.path.isdir(server.where):  # a pattern may take long to match
-                    places = [os.path.dirname(found[-1].candidate.path)]
-                else:
-                    places = roots(server.where)
+                found, places = _found(server, rounds, avoid, is_asked)
             except OSError as e:
                 yield messages.Failed(number, str(e))
                 return
