@@ -99,6 +99,13 @@ def test_of_an_agent_that_is_lost_it_is_taken_that_it_did_as_the_others():
     assert found.spent == pytest.approx({IMPORTS: 80, TRAINING: 720})
 
 
+def test_an_agent_without_seats_is_no_measure_for_the_others():
+    """The agents with GPUs have not reported yet."""
+    without = RoundPart(reported(0, 10, 0, 0, 90, doing=Doing.TRAINING), 0.0)
+    found = together([without, RoundPart(Spent(), 4.0)], 100.0, 100.0)
+    assert found.spent == pytest.approx({START: 400})
+
+
 @pytest.mark.parametrize(
     ("agents", "seats"),
     [

@@ -92,9 +92,10 @@ def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundSha
     """
     cut = min(elapsed, max(0.0, cut))
     known = [part for part in parts if part.spent.times]
-    if not known:
+    total, there = sum(part.seats for part in parts), sum(part.seats for part in known)
+    if not there:  # where others have GPUs, an agent without them has no seats
         spent = split(RoundPart(Spent(), 1.0), elapsed, cut)
-        return RoundShares(elapsed, scaled(spent, sum(part.seats for part in parts)))
+        return RoundShares(elapsed, scaled(spent, total))
     splits = [(part, split(part, elapsed, cut)) for part in known]
     saving = max(spent.get(Category.SAVING, 0.0) for _, spent in splits)
     begins = []
@@ -106,7 +107,6 @@ def together(parts: Sequence[RoundPart], elapsed: float, cut: float) -> RoundSha
         if spent.get(Category.TRAINING, 0.0) > 0:
             begins.append(sum(spent.get(category, 0.0) for category in BEFORE_STEPS))
     found = sums(scaled(spent, part.seats) for part, spent in splits)
-    total, there = sum(part.seats for part in parts), sum(part.seats for part in known)
     found = scaled(found, total / there)
     return RoundShares(elapsed, found, (min(begins), cut) if begins else None)
 
