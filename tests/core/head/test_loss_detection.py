@@ -23,6 +23,7 @@ from hpclaunch.core.protocol.effects import (
     ChooseCheckpoint,
     KeepWorkers,
     KillWorkers,
+    Record,
     Send,
     StopWorkers,
 )
@@ -38,9 +39,11 @@ from hpclaunch.core.protocol.events import (
     StoreListening,
     Tick,
 )
+from hpclaunch.core.protocol.facts import RoundEnded
 from hpclaunch.core.protocol.model import Goal, Phase
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.timing import DEFAULTS
+from hpclaunch.observe.end_causes import of_round
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
 DONE, ENDED = Phase.DONE, Phase.ENDED
@@ -61,6 +64,12 @@ def running(hosts, **settings):
 def parts(effects):
     sent = [e for e in effects if isinstance(e, Send)]
     return {e.to: e.message.assignment for e in sent if e.message.assignment is not None}
+
+
+def end_of_round(effects):
+    facts = (e.fact for e in effects if isinstance(e, Record))
+    (ended,) = (fact for fact in facts if isinstance(fact, RoundEnded))
+    return ended
 
 
 def keep_up(head, now, *agents, number=0):
@@ -115,6 +124,16 @@ def test_fewer_nodes_continue_and_one_that_was_cut_off_comes_back():
     effects = feed(head, 6.2, CheckpointChosen(""))
     assert {i: p.first_rank for i, p in parts(effects).items()} == {0: 0, 1: 2, 2: 4}
     assert head.state.budget.total == 1  # of the failure alone
+
+
+def test_a_node_that_is_back_before_the_round_has_ended_was_its_cause():
+    head = running("n0 n1 n2", fewest=2)
+    keep_up(head, 2.9, 0, 1)
+    feed(head, 3.2, Tick())
+    feed(head, 3.3, report(0, STOPPING, 0), report(1, STOPPING, 0))
+    assert said(feed(head, 4.2, report(2, IDLE, 0))) == ["n2 is back"]
+    ended = end_of_round(feed(head, 4.5, report(0, IDLE, 0), report(1, IDLE, 0)))
+    assert of_round(ended).text == "the agent on n2 was lost: it has been silent for 3 s"
 
 
 def test_one_that_comes_back_and_falls_silent_at_once_is_lost_again():
@@ -316,6 +335,48 @@ def test_failures_here_and_there_are_nobodys():
     fail(head, 0, 1, 2, (0, 1))
     effects = fail(head, 1, 0, 0, (0, 1))
     assert set(parts(effects)) == {0, 1}
+
+
+# Nodes with several agents
+
+
+def two_on_n1(**settings):
+    head = Head(a_job("n0 n1 n1 n2", **{"loss": 3.0, "beat": 0.5, "fewest": 2} | settings))
+    feed(head, 0.0, Started(), *(of_host(i, IDLE) for i in range(4)), CheckpointChosen(""))
+    feed(head, 0.1, *(of_host(i, RUNNING, 0) for i in range(4)))
+    return head
+
+
+def of_host(index, *args):
+    return report(index, *args, host=("n0", "n1", "n1", "n2")[index])
+
+
+def test_a_node_with_several_agents_is_lost_once_and_back_once():
+    head = two_on_n1()
+    feed(head, 2.9, of_host(3, RUNNING, 0))
+    lost = "the agent on n1 was lost: it has been silent for 3 s"
+    assert said(feed(head, 3.2, Tick())) == [lost]
+    assert said(feed(head, 3.3, of_host(1, IDLE, 0))) == []
+    assert said(feed(head, 3.4, of_host(2, IDLE, 0))) == ["n1 is back"]
+    ended = end_of_round(feed(head, 3.5, of_host(0, IDLE, 0), of_host(3, IDLE, 0)))
+    assert [node.host for node in ended.lost] == ["n1"]
+    feed(head, 3.6, CheckpointChosen(""))
+    feed(head, 6.3, of_host(3, RUNNING, 1))
+    assert said(feed(head, 6.5, Tick())) == [lost]
+
+
+def test_another_agent_of_a_lost_node_is_no_second_loss():
+    head = two_on_n1()
+    assert said(feed(head, 1.0, PeerClosed(1), AgentGone(1)))
+    assert said(feed(head, 1.1, PeerClosed(2), AgentGone(2))) == []
+
+
+def test_a_node_is_heard_again_once_all_its_agents_are():
+    head = two_on_n1(loss=300.0, silence_notice=10.0)
+    feed(head, 5.0, of_host(3, RUNNING, 0))
+    assert said(feed(head, 10.2, Tick()))
+    assert said(feed(head, 12.0, of_host(1, RUNNING, 0))) == []
+    assert said(feed(head, 12.1, of_host(2, RUNNING, 0))) == ["n1 is heard again"]
 
 
 # A member

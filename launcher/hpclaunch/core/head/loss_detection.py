@@ -23,6 +23,7 @@ class LossDetector:
         self.state, self.roster, self.timing = state, state.roster, state.timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
         self._recorded: set[int] = set()  # the silent agents that were recorded
+        self._lost: set[int] = set()  # the nodes whose loss was recorded, until no agent is lost
         self._unfit: set[int] = set()  # the agents whose last report says that they are unfit
         self._notice_at = math.inf  # when to record silent agents again
 
@@ -43,7 +44,7 @@ class LossDetector:
         """Note an agent's new report: the agent may have left before the end of the job, may be
         unfit, have arrived, be back, or no longer be silent.
         """
-        state, index = self.state, peer.place.index
+        state, index, node = self.state, peer.place.index, peer.place.node
         effects: list[Effect] = []
         was_absent = index in self.roster.absent
         if report.phase is Phase.ENDED and not (state.end.is_final or peer.is_lost):
@@ -56,12 +57,15 @@ class LossDetector:
         if peer.can_come_back:
             peer.presence.come_back()
             self.roster.changed()
-            back = [Record(facts.NodeCameBack(peer.host))]
+            if not any(p.is_lost for p in self.roster if p.place.node == node):
+                self._lost.discard(node)
+            back = [Record(facts.NodeCameBack(peer.host))] if node in self.roster.nodes else []
         elif index in self._recorded and not peer.is_lost:
-            back = [Record(facts.NodeHeard(peer.host))]
+            silent = {self.roster[i].place.node for i in self._recorded - {index}}
+            back = [] if node in silent else [Record(facts.NodeHeard(peer.host))]
         self._recorded.discard(index)
         self.expect(peer)
-        if was_absent and state.current is not None and peer.place.node in self.roster.nodes:
+        if was_absent and state.current is not None and node in self.roster.nodes:
             effects.append(Record(facts.NodeArrived(peer.host)))
         if peer.unfit:
             self._end_round_without(peer)
@@ -137,16 +141,23 @@ class LossDetector:
     # The loss
 
     def _exclude(self, peer: Peer) -> list[Effect]:
-        """Continue without an agent that was given up, and record its loss. While the job ends,
-        nothing is recorded: most likely the agent has left, and its last report was lost.
+        """Continue without an agent that was given up, and record the loss of its node if that is
+        new. While the job ends, nothing is recorded: most likely the agent has left, and its last
+        report was lost.
         """
         self.roster.absent.discard(peer.place.index)
         self.roster.changed()
         self._end_round_without(peer)
-        return [] if self.state.end.is_final else [Record(facts.NodeLost(peer.host, peer.why_lost))]
+        if self.state.end.is_final or peer.place.node in self._lost:
+            return []
+        self._lost.add(peer.place.node)
+        return [Record(facts.NodeLost(peer.host, peer.why_lost))]
 
     def _end_round_without(self, peer: Peer) -> None:
         """End the round if the agent takes part in it."""
         current = self.state.current
         if current is not None and peer.assignment is not None:
             current.ends.add(EndReason.LOSS)
+            why = peer.why_lost or peer.unfit
+            lost = facts.LostNode(peer.host, why, is_unfit=not peer.is_lost)
+            current.lost.setdefault(peer.place.node, lost)

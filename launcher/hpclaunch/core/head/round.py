@@ -38,6 +38,8 @@ class Round:
     resumed: str  # the checkpoint that it resumed from; "" for none
     failures: dict[int, Failure] = field(default_factory=dict)  # by rank
     ends: set[EndReason] = field(default_factory=set)
+    # By node: why it was lost or cordoned first. It stays here if it comes back.
+    lost: dict[int, LostNode] = field(default_factory=dict)
     still_since: float = math.inf  # since when there is no sign of life; inf: not all are suspected
     stopped_at: float = math.inf  # when the head ended it
     cut: float = math.inf  # when the cause of its end happened, as far as known at `stopped_at`
@@ -110,8 +112,6 @@ class Round:
         """Return the fact that records the end of the round, as of now."""
         seen = min(self.stopped_at, now)
         begin, cut = self.begun - self.missed, self.came_to_end(seen)
-        out = (p for p in self.participants if p.is_lost or p.unfit)
-        lost = [LostNode(p.host, p.why_lost or p.unfit, is_unfit=not p.is_lost) for p in out]
         failures = restarts.in_order(self.failures.values())
         return RoundEnded(
             self.number,
@@ -119,7 +119,7 @@ class Round:
             seen - now,
             tuple(sorted(self.ends)),
             tuple(failure.moved(-now) for failure in failures[:MOST_FAILURES]),
-            tuple(lost[:MOST_LOST]),
+            tuple(self.lost.values())[:MOST_LOST],
             sum(p.assignment.nproc for p in self.participants if p.assignment is not None),
             shares_of(self.participants, self.seats, self.number, begin=begin, end=seen, cut=cut),
         )

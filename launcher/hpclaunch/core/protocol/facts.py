@@ -102,7 +102,7 @@ class RoundBegan:
 
 @value(frozen=True)
 class LostNode:
-    """A node that took part in a round, and no longer can."""
+    """A node that took part in a round until it was lost or cordoned."""
 
     host: str
     why: str
@@ -268,6 +268,8 @@ class DrainFound:
 
 @value(frozen=True)
 class NodeLost:
+    """An agent counts as lost, and no other one of its node does."""
+
     host: str
     why: str
 
@@ -297,7 +299,7 @@ class NodesSilent:
 
 @value(frozen=True)
 class NodeHeard:
-    """A silent agent is heard again."""
+    """The silent agents of a node are all heard again."""
 
     host: str
 
