@@ -60,6 +60,22 @@ def test_after_the_next_checkpoint():
     assert SAID in beat(head, 7.0)
 
 
+def test_a_node_that_was_lost_while_it_waited_waits_for_a_save_after_its_return():
+    head = smaller(Grow.CHECKPOINT)
+    beat(head, 1.1)
+    feed(head, 1.2, CheckpointChosen("/c/1"))
+    feed(head, 1.3, PeerClosed(2), AgentGone(2))
+    for now in range(2, 1001):
+        feed(head, float(now), *(report(i, RUNNING, 1) for i in range(2)), Tick())
+    feed(head, 1000.1, report(2, IDLE, 0))
+    assert ChooseCheckpoint() in beat(head, 1001.0)
+    feed(head, 1001.1, CheckpointChosen("/c/2", age=600.0))
+    assert SAID not in beat(head, 1002.0)
+    assert ChooseCheckpoint() in beat(head, 1006.2)
+    feed(head, 1006.3, CheckpointChosen("/c/3", age=1.0))
+    assert SAID in beat(head, 1007.0)
+
+
 def test_a_search_that_takes_long_is_not_begun_again():
     head = smaller(Grow.CHECKPOINT)
     assert ChooseCheckpoint() in beat(head, 1.1)

@@ -52,6 +52,7 @@ class Growth:
         elif drained or straggler or (hosts and self.job.grow is Grow.CHECKPOINT):
             return self._look(now)
         else:
+            self.await_save(now)
             return []
         current.ends.add(EndReason.GROWTH)
         return effects
