@@ -842,3 +842,27 @@ def test_a_drained_spare_takes_no_place():
     crew.draining = ("n1", "n2")
     crew.until(200.0)
     assert given(crew) == {}
+
+
+def test_a_drained_spare_is_the_last_to_take_a_place():
+    crew = training("n0 n1 n2 n3", ends_at=1000.0, most=2, fewest=2)
+    crew.until(100.0)
+    crew.draining = ("n1", "n2")
+    crew.until(130.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 131.0
+    crew.until(200.0)
+    assert sorted(crew.parts[1]) == [0, 3]
+    crew.kill(3)
+    crew.until(300.0)
+    assert sorted(crew.parts[2]) == [0, 2]
+    assert len(said(crew, "the workers are given notice")) == 1
+
+
+def test_a_drained_spare_does_not_take_the_place_of_a_lost_node():
+    crew = training("n0 n1 n2 n3", ends_at=1000.0, most=2, fewest=2)
+    crew.draining = ("n2",)
+    crew.until(100.0)
+    crew.kill(1)
+    crew.until(200.0)
+    assert sorted(crew.parts[1]) == [0, 3]

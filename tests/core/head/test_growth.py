@@ -114,3 +114,21 @@ def test_a_round_that_is_about_to_end():
     effects = feed(head, 1.1, finished, report(1, RUNNING, 1), report(2, IDLE, 0), Tick())
     assert SAID not in effects
     assert head.stage is Stage.RUNNING
+
+
+def test_of_two_nodes_that_come_back_the_one_with_the_first_task_joins():
+    """Slurm has not numbered the tasks in the order of the nodes."""
+
+    def comes(index, *args):
+        return report(index, *args, task=(0, 1, 3, 2)[index])
+
+    head = Head(a_job("n0 n1 n2 n3", fewest=2, most=3, grow=Grow.NOW, beat=0.5, loss=3.0))
+    feed(head, 0.0, Started(), *(comes(i, IDLE) for i in range(4)), CheckpointChosen(""))
+    feed(head, 0.1, PeerClosed(2), AgentGone(2), PeerClosed(3), AgentGone(3))
+    feed(head, 0.5, comes(0, IDLE, 0), comes(1, IDLE, 0), Tick(), CheckpointChosen(""))
+    feed(head, 0.6, comes(0, RUNNING, 1), comes(1, RUNNING, 1), comes(2, IDLE, 0))
+    feed(head, 0.6, comes(3, IDLE, 0))
+    assert Record(NodesJoin(("n3",))) in feed(head, 1.2, Tick())
+    feed(head, 1.3, comes(0, IDLE, 1), comes(1, IDLE, 1))
+    feed(head, 1.4, CheckpointChosen(""))
+    assert [p.place.index for p in head.state.roster if p.assignment] == [0, 1, 3]

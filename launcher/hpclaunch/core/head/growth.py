@@ -25,7 +25,6 @@ class Growth:
 
     def __init__(self, state: HeadState) -> None:
         self.state, self.job = state, state.job
-        self._draining: tuple[str, ...] = ()  # the hosts that Slurm drains, as last reported
         self._leaving: set[str] = set()  # draining hosts because of which the workers have notice
         self._base: str | None = None  # the mark of the first checkpoint found; "" if it is new
         self._since = math.inf  # a checkpoint that was saved after this is new
@@ -68,10 +67,9 @@ class Growth:
         reports = [p.report for p in state.roster if p.report is not None]
         if any(r.exits for r in reports if r.round == current.number):
             return []
-        room = (self.job.most or self.job.nodes) - len(current.groups)
-        if room <= 0 or self.job.grow is Grow.NEVER:
+        if self.job.grow is Grow.NEVER:
             return []
-        nodes = sorted(state.roster.nodes.difference(current.groups))[:room]
+        nodes = set(state.next_groups()).difference(current.groups)
         return [p.host for p in state.roster if p.place.node in nodes]
 
     def _replaceable(self, slow: Straggler | None) -> str:
@@ -86,7 +84,7 @@ class Growth:
         """Note which nodes Slurm drains. Spares take the places of those that are in the round,
         once the workers have saved.
         """
-        self._draining = hosts
+        self.state.draining = hosts
         new = [host for host in self.relievable() if host not in self._leaving]
         if not new:
             return []
@@ -97,12 +95,12 @@ class Growth:
 
     def relievable(self) -> list[str]:
         """Return the hosts of the round that Slurm drains, as far as there are spares for them."""
-        roster, current = self.state.roster, self.state.current_round
-        if not (self._draining and self.job.saves):
+        state, current = self.state, self.state.current_round
+        if not (state.draining and self.job.saves):
             return []
-        fit = {p.place.node for p in roster if p.host not in self._draining}
-        spares = (roster.nodes & fit).difference(current.groups)
-        used = dict.fromkeys(p.host for p in current.participants if p.host in self._draining)
+        drained = {p.place.node for p in state.roster if p.host in state.draining}
+        spares = state.roster.nodes.difference(current.groups, drained)
+        used = dict.fromkeys(p.host for p in current.participants if p.host in state.draining)
         return list(used)[: len(spares)]
 
     def cordon_drained(self) -> list[Effect]:

@@ -37,6 +37,7 @@ class HeadState:
         # The number of the current round; between two rounds, that of the next one.
         self.round = job.first_round
         self.current: Round | None = None  # the last round that began under this head
+        self.draining: tuple[str, ...] = ()  # the hosts that Slurm drains, as last reported
         self.begins = 0  # rounds that have begun, as far as this head knows
         self.takeover: Takeover | None = None
         self.tenure_since = math.inf
@@ -94,7 +95,12 @@ class HeadState:
     # The next round
 
     def next_groups(self) -> list[int]:
-        return next_groups(self.groups, self.roster.nodes_by_task, self.job.most)
+        """Return the nodes of the next round in the order of their ranks. Nodes that Slurm drains
+        are the last spares.
+        """
+        drained = {p.place.node for p in self.roster if p.host in self.draining}
+        fit = sorted(self.roster.nodes_by_task, key=drained.__contains__)
+        return next_groups(self.groups, fit, self.job.most)
 
     def next_participants(self) -> list[Peer]:
         nodes = set(self.next_groups())
