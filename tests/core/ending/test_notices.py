@@ -37,6 +37,7 @@ from hpclaunch.core.protocol.model import (
     Request,
     Requeueing,
 )
+from hpclaunch.observe.notifications import Topic
 from samples import quick_and_exhaustive
 
 LATE = -1  # the number of an earlier question
@@ -805,6 +806,9 @@ def test_workers_that_save_and_leave_a_drained_node():
     assert not crew.verdicts
     assert sorted(crew.parts[1]) == [0, 2]
     assert said(crew, "takes the place of n1")
+    (past,) = crew.past_rounds()
+    assert past.why == "the next round has more nodes, or other ones"
+    assert Topic.ROUND_ENDED in [each.topic for each in crew.notifications]
 
 
 def test_nothing_changes_until_they_have_saved():

@@ -111,6 +111,7 @@ class Running(JobStage):
             return Step(searched)
         origin = end.why_done(now, drains=self._growth.drains)
         if ENDS[origin].code is None:
+            self.state.current_round.ends.add(EndReason.GROWTH)
             return Step(self._growth.cordon_drained(), Stage.STOPPING)
         end.conclude(origin, now)
         return self.end_job(now)
