@@ -32,10 +32,12 @@ from hpclaunch.core.protocol.effects import (
     StopWorkers,
 )
 from hpclaunch.core.protocol.events import (
+    AgentGone,
     CheckpointChosen,
     GpusReady,
     HeadReached,
     HealthFound,
+    PeerClosed,
     Started,
     StoreListening,
     WorkersGone,
@@ -83,6 +85,16 @@ def test_several_agents_of_a_node_are_cordoned_once():
     effects += feed(head, 0.2, report(2, IDLE, unfit=ILL, host="n1"))
     assert said(effects) == [f"n1 is cordoned: {ILL}"]
     assert ChooseCheckpoint() in deeds(effects)
+
+
+def test_a_node_that_is_ill_again_after_its_agent_was_started_again_is_cordoned_again():
+    head = a_head("n0 n1 n2", fewest=2, health=True)
+    feed(head, 0.1, report(0, IDLE), report(2, IDLE))
+    assert said(feed(head, 0.2, report(1, IDLE, unfit=ILL))) == [f"n1 is cordoned: {ILL}"]
+    feed(head, 0.3, PeerClosed(1), AgentGone(1))
+    assert said(feed(head, 0.4, report(1, IDLE, incarnation="b1"))) == ["n1 is back"]
+    effects = feed(head, 0.5, report(1, IDLE, unfit=ILL, incarnation="b1"))
+    assert said(effects) == [f"n1 is cordoned: {ILL}"]
 
 
 def test_too_few_nodes_are_left():

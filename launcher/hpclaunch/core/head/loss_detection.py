@@ -53,6 +53,8 @@ class LossDetector:
         if bool(peer.unfit) != (index in self._unfit):
             self._unfit ^= {index}
             self.roster.changed()
+            if not any(p.unfit for p in self.roster if p.place.node == node):
+                self.roster.recorded_unfit.discard(node)  # its agents were started again
         back: list[Effect] = []
         if peer.can_come_back:
             peer.presence.come_back()
