@@ -156,7 +156,7 @@ class Start:
             elif agent in election.dead:
                 presence.die(election.dead[agent], Loss.ENDED)
             elif agent != election.old and agent in election.configuration.agents:
-                presence.expect(now, within=TIMING.loss)
+                presence.expect(now)
             else:
                 presence.give_up(now, Loss.EARLIER)
 

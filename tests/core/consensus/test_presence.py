@@ -101,13 +101,13 @@ def test_an_answer_in_time_is_as_good_as_ever():
     assert one.deadline() == 23.0
 
 
-def test_one_that_is_expected_has_less_time():
+def test_one_that_is_expected_is_lost_after_the_loss_timeout():
     one = Presence(TIMING)
-    one.expect(100.0, within=1.0)
-    assert one.deadline() == 101.0
-    assert one.check(101.0)
+    one.expect(100.0)
+    assert one.deadline() == 110.0
+    assert one.check(110.0) is Loss.SILENT
     one = Presence(TIMING)
-    one.expect(100.0, within=1.0)
+    one.expect(100.0)
     one.hear(100.5, term=0, version=0, answers=None)
     assert (one.state, one.deadline()) == (PeerState.HEARD, 110.5)
 

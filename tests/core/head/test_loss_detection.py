@@ -275,7 +275,7 @@ def test_those_who_are_silent_may_follow_another():
     feed(head, 0.5, Tick())  # they have answered, and join the configuration
     keep_up(head, 3.0, 0)
     feed(head, 3.2, Tick())
-    assert not head.state.lease.holds(0.1 + head.job.timing.vote_lease)
+    assert not head.state.lease.holds(0.1 + head.timing.vote_lease)
     assert said(feed(head, 8.0, report(0, IDLE, 0), Tick())) == []
     words = "waiting for n1, n2: no quorum without them; 30 s more"
     assert said(feed(head, 11.0, Tick())) == [words]

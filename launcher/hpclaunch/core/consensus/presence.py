@@ -116,10 +116,10 @@ class Presence:
         ):
             self._enter(PeerState.HEARD)
 
-    def expect(self, now: float, *, within: float) -> None:
-        """Expect an agent that others know: give it up after `within` seconds of silence."""
+    def expect(self, now: float) -> None:
+        """Expect an agent that others know: its silence begins now."""
         self._enter(PeerState.EXPECTED)
-        self.contact.hear(now - self.timing.loss + within)
+        self.contact.hear(now)
 
     def start_anew(self, *, excludes_last: bool) -> None:
         """Forget the reports of the last start of the agent: a new one is heard.

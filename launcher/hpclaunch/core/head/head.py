@@ -50,7 +50,7 @@ class Head:
         term: int = 0,
         configuration: Configuration | None = None,
     ) -> None:
-        self.job, self.timing, self.me = job, job.timing, me
+        self.timing, self.me = job.timing, me
         self.state = state = HeadState(job, me, term, configuration)
         self.losses = LossDetector(state)
         self._stage: JobStage = RendezvousStage(state)

@@ -122,7 +122,7 @@ class Takeover:
             elif peer.place.node in nodes or not self.begun:
                 roster.absent.add(index)
                 if self.begun:  # before the first round, the agent may not have started yet
-                    peer.presence.expect(now, within=timing.loss)
+                    peer.presence.expect(now)
             else:
                 peer.presence.give_up(now, Loss.EARLIER)
                 not_before = max(not_before, now + timing.loss)

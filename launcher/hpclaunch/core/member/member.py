@@ -86,11 +86,6 @@ class Member:
     def verdict(self) -> Verdict | None:
         return self.work.verdict
 
-    @property
-    def _is_head(self) -> bool:
-        """Whether the head is in this process: then no message between the two can be lost."""
-        return self.follower.leads
-
     def next_deadline(self) -> float:
         work = self.work
         if work.phase is Phase.ENDED:
@@ -105,7 +100,7 @@ class Member:
         effects: list[Effect] = []
         match event:
             case events.Started():
-                if not self._is_head:
+                if not self.follower.leads:
                     self._waiting.begin(now)
                 if not self.follower.knows_first_head:
                     effects += self.follower.look_for_head(now)
@@ -140,7 +135,7 @@ class Member:
                 self._looking.saw(seen)
             case events.WorkersSeen() | events.WorkersAnswered():
                 effects += self.work.handle(event, now)
-                if self._is_head:  # it sends itself no report at every beat
+                if self.follower.leads:  # it sends itself no report at every beat
                     self._report_at = now
             case events.Signalled(signum=signum):
                 effects += self._handle_signal(signum, now)
@@ -172,7 +167,7 @@ class Member:
             self._postpone_stop(order, now)
         else:
             asked = self.work.obey(order, now, willing=willing)
-        until = None if self._is_head else follower.link.extend_lease(order)
+        until = None if follower.leads else follower.link.extend_lease(order)
         keep: list[Effect] = [] if until is None else [KeepWorkers(until)]
         # Stop workers first: a new lease would wake workers that are held, and the head may have
         # begun another round without them.
@@ -234,7 +229,7 @@ class Member:
         ends a preempted job, also to agents without workers. The head asks Slurm, for all agents.
         """
         is_first = not (self._warned or self._signum) and self.verdict is None
-        has_head = self._is_head or self.follower.link.was_heard
+        has_head = self.follower.leads or self.follower.link.was_heard
         return self.job.may_end and signum == signal.SIGTERM and is_first and has_head
 
     def _hurry(self, now: float) -> None:
