@@ -91,7 +91,7 @@ def of_round(end: RoundEnded) -> Diagnosis:
     if end.has_failed:
         return of_failure(end.failures[0])
     if EndReason.GROWTH in reasons:
-        return Diagnosis(EndCause.GROWTH, "the next round has more nodes, or other ones")
+        return Diagnosis(EndCause.GROWTH, "to continue with more nodes, or other ones")
     if EndReason.ASKED in reasons:
         return Diagnosis(EndCause.USER, "the user has asked for a restart")
     for reason, cause in BY_SLURM.items():

@@ -807,7 +807,7 @@ def test_workers_that_save_and_leave_a_drained_node():
     assert sorted(crew.parts[1]) == [0, 2]
     assert said(crew, "takes the place of n1")
     (past,) = crew.past_rounds()
-    assert past.why == "the next round has more nodes, or other ones"
+    assert past.why == "to continue with more nodes, or other ones"
     assert Topic.ROUND_ENDED in [each.topic for each in crew.notifications]
 
 

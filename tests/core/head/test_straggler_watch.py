@@ -161,6 +161,16 @@ def test_a_spare_takes_its_place_at_the_next_checkpoint():
     assert sorted(crew.parts) == [0, 1]
 
 
+def test_a_straggler_stays_if_slurm_drains_the_only_spare():
+    crew = training("n0 n1 n2 n3", most=3, fewest=3, saves=True, replaces_stragglers=True)
+    crew.agents[0].head.state.draining = ("n3",)
+    keep_pace(crew, 1)
+    for number in range(1, 9):
+        crew.checkpoint = f"/cp/{number}.pt"
+        make_steps(crew, number * 20.0)
+    assert sorted(crew.parts) == [0]
+
+
 def test_a_straggler_stays_without_a_spare_or_the_option():
     for settings in (
         {"hosts": "n0 n1 n2", "replaces_stragglers": True},

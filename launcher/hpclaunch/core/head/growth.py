@@ -74,11 +74,10 @@ class Growth:
 
     def _replaceable(self, slow: Straggler | None) -> str:
         """Return the host of the straggler; "" if there is none, or it cannot be replaced."""
-        job, roster = self.job, self.state.roster
-        spares = roster.nodes.difference(self.state.current_round.groups)
-        if slow is None or not (job.replaces_stragglers and job.saves and spares):
+        job = self.job
+        if slow is None or not (job.replaces_stragglers and job.saves and self._spares):
             return ""
-        return roster[slow.agent].host
+        return self.state.roster[slow.agent].host
 
     def note_drains(self, hosts: tuple[str, ...], now: float) -> list[Effect]:
         """Note which nodes Slurm drains. Spares take the places of those that are in the round,
@@ -98,10 +97,14 @@ class Growth:
         state, current = self.state, self.state.current_round
         if not (state.draining and self.job.saves):
             return []
-        drained = {p.place.node for p in state.roster if p.host in state.draining}
-        spares = state.roster.nodes.difference(current.groups, drained)
         used = dict.fromkeys(p.host for p in current.participants if p.host in state.draining)
-        return list(used)[: len(spares)]
+        return list(used)[: len(self._spares)]
+
+    @property
+    def _spares(self) -> set[int]:
+        """The nodes that can take the place of another one: Slurm does not drain them."""
+        state = self.state
+        return state.roster.nodes.difference(state.current_round.groups, state.drained_nodes)
 
     def cordon_drained(self) -> list[Effect]:
         """Let spares take the places of the nodes that Slurm drains."""

@@ -98,9 +98,13 @@ class HeadState:
         """Return the nodes of the next round in the order of their ranks. Nodes that Slurm drains
         are the last spares.
         """
-        drained = {p.place.node for p in self.roster if p.host in self.draining}
-        fit = sorted(self.roster.nodes_by_task, key=drained.__contains__)
+        fit = sorted(self.roster.nodes_by_task, key=self.drained_nodes.__contains__)
         return next_groups(self.groups, fit, self.job.most)
+
+    @property
+    def drained_nodes(self) -> set[int]:
+        """The nodes that Slurm drains."""
+        return {p.place.node for p in self.roster if p.host in self.draining}
 
     def next_participants(self) -> list[Peer]:
         nodes = set(self.next_groups())
