@@ -718,6 +718,72 @@ def test_workers_that_save_and_continue():
     )
 
 
+def with_earlier_notice(saved_at, *, taken=True):
+    """Let the workers continue after a notice, and save once more a long time later."""
+    crew = training(ends_at=9000.0)
+    crew.until(100.0)
+    crew.feed(0, Requested(Request.NOTICE))
+    crew.until(101.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    if taken:
+        take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
+    crew.until(2000.0)
+    return crew
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize(
+    ("saved_at", "code", "reason"),
+    [
+        (1000.0, 128 + TERM, "ended 10 s before its preemption"),
+        (1999.0, EXIT_SAVED, "saved, not finished: ended 10 s before its preemption, with /c/5.pt"),
+    ],
+)
+def test_a_save_before_an_end_without_notice_does_not_count(taken, saved_at, code, reason):
+    """An earlier notice, of something else, makes no difference."""
+    crew = with_earlier_notice(saved_at, taken=taken)
+    preempt(crew, 2010.0)
+    crew.until(2011.0)
+    assert (verdict(crew).code, verdict(crew).reason) == (code, reason)
+
+
+def test_a_notice_of_something_else_is_no_notice_of_the_time_limit():
+    crew = with_earlier_notice(1000.0)
+    crew.steps.clear()  # they do not answer any more
+    crew.until(8980.0)
+    assert verdict(crew).code == 128 + TERM
+    assert verdict(crew).reason == "ended 23 s before the time limit"
+
+
+def test_workers_that_leave_on_the_signal_of_slurm_after_an_earlier_notice():
+    crew = with_earlier_notice(1000.0)
+    preempt(crew, 2060.0)
+    leave(crew)
+    crew.until(2003.0)
+    assert verdict(crew).code == 128 + TERM
+    assert verdict(crew).reason == (
+        "not finished: the workers left after Slurm's SIGTERM, and nothing was saved since"
+    )
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_save_after_the_notice_of_the_end_counts_although_another_notice_follows(leaves):
+    crew = training()
+    crew.until(251.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 253.0
+    crew.until(258.0)
+    crew.feed(1, Signalled(USR1))
+    crew.until(259.0)
+    assert given(crew) == {0: [101, 101], 1: [101, 101]}
+    take(crew)
+    if leaves:
+        leave(crew)
+    crew.until(279.0)
+    assert verdict(crew).code == EXIT_SAVED
+
+
 def test_a_search_that_takes_too_long():
     crew = training()
     crew.until(251.0)

@@ -176,22 +176,21 @@ class JobEnd:
         self._search_until = math.inf
         return None
 
-    def _saved_since(self, now: float) -> str:
-        """Return the path of the last save if it was made since the workers were asked to leave; ""
-        if it was not.
-        """
+    def _saved_since(self, since: float, now: float) -> str:
+        """Return the path of the last save if it was made since then; "" if it was not."""
         saved = self._saved
         if saved is None or saved.age is None:
             return ""
-        return saved.path if saved.age <= now - self.notices.asked_at + WAVE else ""
+        return saved.path if saved.age <= now - since + WAVE else ""
 
     def why_done(self, now: float, *, drains: bool) -> Origin:
         """Return why all workers have ended with 0. They left if they have saved since they were
         asked to leave, or `have_left` in any case; else they were done. `drains`: Slurm drains a
         node.
         """
-        if self._search and (self._saved_since(now) or self.notices.have_left):
-            return self.notices.origin(drains=drains)
+        notices = self.notices
+        if self._search and (self._saved_since(notices.asked_at, now) or notices.have_left):
+            return notices.origin(drains=drains)
         return Origin.DONE
 
     def conclude(self, origin: Origin, now: float) -> None:
@@ -202,7 +201,7 @@ class JobEnd:
             reason = "all workers ended with 0"
             reason += f" after {count(restarts, 'restart')}" if restarts else ""
         else:
-            saved = self._saved_since(now)
+            saved = self._saved_since(self.notices.asked_at, now)
             reason = f"not finished: the workers left after {self.notices.request}"
             nothing = f"{reason}, and nothing was saved since"
             reason = f"saved, {reason}, with {saved}" if saved else nothing
@@ -215,7 +214,7 @@ class JobEnd:
         if self.verdict is not None or not self.notices.may_have_saved:
             return None
         searched = self._search_last(now)
-        if searched is None and self._saved_since(now):
+        if searched is None and self._saved_since(self.notices.asked_at, now):
             self.conclude(self.allocation.origin, now)
         return searched
 
@@ -264,13 +263,14 @@ class JobEnd:
 
     def _verdict_in_time(self, now: float) -> Verdict:
         """Return how the job ends before Slurm ends it."""
-        origin, saved = self.allocation.origin, self._saved_since(now)
+        notices, origin = self.notices, self.allocation.origin
+        saved = self._saved_since(notices.warned_at, now)
         seconds = max(0.0, self.allocation.at - now)
         reason = f"ended {seconds:.0f} s before {ENDS[origin].moment}"
         if saved:
             reason = f"saved, not finished: {reason}, with {saved}"
-        elif self.notices.given is not None and self.job.saves:
-            reason += f"; nothing was saved after the notice{self.notices.given.where}"
+        elif notices.knows_end and notices.given is not None and self.job.saves:
+            reason += f"; nothing was saved after the notice{notices.given.where}"
         return verdict(origin, reason, saved=bool(saved))
 
 

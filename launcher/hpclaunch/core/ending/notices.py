@@ -83,7 +83,7 @@ class Notices:
         self._began_at = now
         self.given: GivenNotice | None = None
         self._is_of_end = False  # the offer is of the end of the job
-        self.knows_end = False  # the workers have had notice of the end of the job
+        self._end_given_at = math.inf  # when they first had notice of it; inf: they had none
         self._end_at = math.inf  # when the job was to end, as known at that notice
         self._pending: deque[PendingNotice] = deque()
         self._passed: dict[int, tuple[int, int]] = {}  # the last signal that each agent received
@@ -96,6 +96,11 @@ class Notices:
         return self._negotiation.offer
 
     # The notice of the end
+
+    @property
+    def knows_end(self) -> bool:
+        """Whether the workers have had notice of the end of the job."""
+        return self._end_given_at < math.inf
 
     @property
     def seconds(self) -> float:
@@ -120,7 +125,7 @@ class Notices:
     def end_found(self) -> None:
         """Give notice of the end again if Slurm has put it off."""
         if self.knows_end and self.allocation.at > self._end_at + self.seconds:
-            self.knows_end = False
+            self._end_given_at = math.inf
 
     def learn(self, save: float) -> None:
         """Note the duration of a save, in seconds."""
@@ -196,7 +201,7 @@ class Notices:
         if not self._is_of_end:
             self._negotiation.put_off(now)
             return []
-        self.knows_end, self._end_at = True, self.allocation.at
+        self._end_given_at, self._end_at = now, self.allocation.at
         left, state = max(0.0, self.allocation.at - now), ENDS[self.allocation.origin].state
         assert state is not None, "Slurm ends the job"
         return [Record(NoticeGiven(current.number, given.step, state, left))]
@@ -223,8 +228,7 @@ class Notices:
         given = self.given
         if given is None or not given.is_taken:
             return False
-        lasts = max(self.seconds, self.timing.least_notice)
-        is_recent = now < given.at + lasts
+        is_recent = now < given.at + self._lasts
         for_signal = not given.is_unheard and (is_recent or given.is_last)
         return self.knows_end or for_signal
 
@@ -245,7 +249,13 @@ class Notices:
     @property
     def asked_at(self) -> float:
         """When the workers were first asked to leave; infinite if they were not."""
-        return min(math.inf if self.given is None else self.given.at, self._signalled_at)
+        given_at = math.inf if self._relevant is None else self._relevant.at
+        return min(self._end_given_at, given_at, self._signalled_at)
+
+    @property
+    def warned_at(self) -> float:
+        """When the workers were first warned of the end of the job; infinite if they were not."""
+        return min(self._end_given_at, self._sigterm_at)
 
     def origin(self, *, drains: bool) -> Origin:
         """Return why they were asked to leave. `drains`: one reason is that Slurm drains a node."""
@@ -257,14 +267,29 @@ class Notices:
     @property
     def request(self) -> str:
         """The request after which they left, in words."""
-        if self.given is not None and self.given.is_taken:
-            return f"the notice{self.given.where}"
+        if self._relevant is not None and self._is_taken:
+            return f"the notice{self._relevant.where}"
         announced = self._sigterm_at < math.inf
         return "Slurm's SIGTERM" if announced else signal_name(self._last_signal)
 
     @property
+    def _lasts(self) -> float:
+        """For how long workers may take to leave because of a notice."""
+        return max(self.seconds, self.timing.least_notice)
+
+    @property
+    def _relevant(self) -> GivenNotice | None:
+        """The last notice, unless the workers had continued after it when Slurm announced the end
+        by SIGTERM.
+        """
+        given = self.given
+        if given is None or self.knows_end:
+            return given
+        return None if given.at + self._lasts <= self._sigterm_at < math.inf else given
+
+    @property
     def _is_taken(self) -> bool:
-        return self.given is not None and self.given.is_taken
+        return self._relevant is not None and self._relevant.is_taken
 
     @property
     def _sigterm_at(self) -> float:
