@@ -9,6 +9,7 @@ from endings import SETTINGS, kind, leave, preempt, take, training, verdict
 from hpclaunch.core.ending.table import ENDS
 from hpclaunch.core.protocol.effects import StopWorkers
 from hpclaunch.core.protocol.events import (
+    CheckpointChosen,
     EndFound,
     Requested,
     Signalled,
@@ -206,8 +207,13 @@ def test_slurm_starts_a_preempted_job_again_only_if_it_is_there_to_be_killed(req
     assert (45.0 < ended.left < 50.0) == requeues
 
 
-def test_a_preempted_job_waits_for_slurm_though_it_has_not_answered_lately():
-    crew = training()
+@pytest.mark.parametrize(
+    ("requeueing", "code"),
+    [(Requeueing(), 128 + TERM), (asked((EndKind.TIME_LIMIT,)), EXIT_SAVED)],
+)
+def test_a_preempted_job_waits_for_slurm_though_it_has_not_answered_lately(requeueing, code):
+    """The job has saved nothing. With `--requeue-on`, its code says that another run follows."""
+    crew = training(requeueing=requeueing)
     crew.until(100.0)
     crew.requeues = True
     preempt(crew, 160.0)
@@ -215,6 +221,7 @@ def test_a_preempted_job_waits_for_slurm_though_it_has_not_answered_lately():
     crew.feed(0, EndFound(None))
     crew.until(145.0)
     assert (verdict(crew).sequel, 20.0 < verdict(crew).left < 24.0) == (Sequel.LINGER, True)
+    assert verdict(crew).code == code
 
 
 def test_a_user_stops_a_preempted_job_that_slurm_would_start_again():
@@ -229,6 +236,33 @@ def test_a_user_stops_a_preempted_job_that_slurm_would_start_again():
     crew.feed(0, Requested(Request.STOP))
     crew.until(155.0)
     assert (verdict(crew).origin, verdict(crew).sequel) == (Origin.PREEMPTION, Sequel.LEAVE)
+    assert verdict(crew).reason.endswith(STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("requeues", "code", "sequel"),
+    [(True, EXIT_SAVED, Sequel.LINGER), (False, EXIT_FAILED, Sequel.LEAVE)],
+)
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_a_preempted_job_whose_user_wants_other_requeues(is_chain, requeues, code, sequel):
+    ended = preempted(asked((EndKind.TIME_LIMIT,), is_chain=is_chain), requeues=requeues)
+    assert ended.code == code
+    assert ended.sequel is (Sequel.END_CHAIN if is_chain and not requeues else sequel)
+
+
+def test_a_user_stops_a_preempted_job_though_other_requeues_are_wanted():
+    crew = training(requeueing=asked((EndKind.TIME_LIMIT,)))
+    crew.until(100.0)
+    crew.requeues = True
+    preempt(crew, 160.0)
+    crew.until(112.0)
+    crew.checkpoint = None
+    crew.until(140.0)
+    assert not crew.verdicts
+    crew.feed(0, Requested(Request.STOP))
+    crew.feed(0, CheckpointChosen("/c/5.pt", age=20.0))
+    crew.until(145.0)
+    assert (verdict(crew).code, verdict(crew).sequel) == (EXIT_FAILED, Sequel.LEAVE)
     assert verdict(crew).reason.endswith(STOPPED)
 
 

@@ -105,8 +105,9 @@ class JobEnd:
         """Return where the end comes from, as far as Slurm has said. If the time was up, Slurm may
         have announced another end since.
         """
-        explained = self.allocation.explain(ended).origin
-        return self.allocation.origin if self._is_out_of_time else explained
+        if self._is_out_of_time:
+            return self.allocation.origin
+        return self.allocation.explain(ended).origin
 
     def stop(self) -> None:
         """End the job at its user's request, if `accepts_stop`. No other run follows. If the job is
@@ -337,15 +338,15 @@ class RequeueDecision:
         why_not = self._objection(progress) if is_wanted else ""
         if self.is_stopped and self.may_follow(ended.origin):
             why_not = why_not or STOPPED_BY
-        if is_wanted and not why_not:
+        if wanted.on and self.may_follow(ended.origin) and not why_not:
             ended = replace(ended, code=EXIT_SAVED)
-            if not wanted.is_chain:
-                return replace(ended, sequel=Sequel.REQUEUE)
         elif wanted.on and ended.code == EXIT_SAVED:
             ended = replace(ended, code=EXIT_FAILED)  # that code asks for another run
         if why_not:
             reason = f"{ended.reason}; it is not started again: {why_not}"
             return replace(ended, reason=reason, sequel=self._last)
+        if is_wanted and not wanted.is_chain:
+            return replace(ended, sequel=Sequel.REQUEUE)
         if self._is_requeued_if_killed(ended.origin):
             return replace(ended, sequel=Sequel.LINGER, left=round(left, 3))
         return ended if is_wanted else replace(ended, sequel=self._last)
