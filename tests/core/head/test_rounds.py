@@ -349,8 +349,10 @@ def test_who_came_in_the_meantime_is_not_missed():
     assert deeds(feed(head, 10.1, Diagnosed("3 connections were refused"))) == []
 
 
-def test_nodes_with_different_numbers_of_workers_are_pointed_out():
-    head = Head(a_job("n0 n1 n2"))
+@pytest.mark.parametrize("first_round", [0, 7])
+def test_nodes_with_different_numbers_of_workers_are_pointed_out(first_round):
+    """A later run of a job may have other nodes."""
+    head = Head(a_job("n0 n1 n2", first_round=first_round))
     feed(head, 0.0, Started(), *(report(i, IDLE, nproc=n) for i, n in enumerate((2, 2, 1))))
     said = deeds(feed(head, 0.1, CheckpointChosen("")))
     assert said == [Say("the nodes have different numbers of workers: 2(x2),1")]

@@ -254,6 +254,19 @@ def test_all_agents_of_the_heads_node_are_lost_with_one():
     assert set(crew.running) == {2, 3, 4}
 
 
+@pytest.mark.parametrize("first_round", [0, 7])
+def test_a_new_head_does_not_point_out_the_numbers_of_workers_again(first_round):
+    crew = Crew("n0 n1 n1 n2", fewest=1, first_round=first_round)
+    crew.start(0, 1, 2, 3)
+    crew.until(DIED)
+    crew.kill(0)
+    crew.until(15.0)
+    assert len(crew.parts) == 2
+    assert [line for line in crew.said if "different numbers of workers" in line] == [
+        "the nodes have different numbers of workers: 2,4,2"
+    ]
+
+
 def test_restarts_are_counted_on():
     crew = at_work("n0 n1 n2", max_restarts=1)
     crew.feed(1, WorkerExited(2, 1, 0, "boom"))

@@ -194,7 +194,7 @@ def _began(
     anyone = parts[0][1]  # for what is the same in all assignments
     hosts = {p.place.node: p.host for p in roster}
     before, here = set(last), set(current.groups)
-    is_first = current.number == 0
+    is_first = state.begins == 1  # in this run: an earlier one may have had other nodes
     differ = len({part.local_world_size for _, part in parts}) > 1
     keeps_spares = 0 < job.most < job.nodes
     spares = roster.nodes - here if keeps_spares else ()
