@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
 from story import (
     a_job,
     a_member,
@@ -40,10 +41,11 @@ from hpclaunch.core.protocol.events import (
     PeerClosed,
     Started,
     StoreListening,
+    Tick,
     WorkersGone,
 )
 from hpclaunch.core.protocol.facts import RoundBegan
-from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Phase, Share, Shares
+from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Origin, Phase, Share, Shares
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe.console import Console
@@ -105,6 +107,61 @@ def test_too_few_nodes_are_left():
         f"n1: {ILL}; 1 of 2 nodes are left, and the job needs 2 (--nnodes 1:2 continues without "
         "lost nodes)"
     )
+
+
+FULL, GONE = "log directory: full", "its host confirmed that it exited"
+
+
+def ended_without(*losses, hosts="n0 n1 n2 n3", fewest=3):
+    """Return how a job ends that loses agents, or whose agents become unfit, one after another."""
+    head, names = a_head(hosts, fewest=fewest, health=True), hosts.split()
+    unfit, there = dict.fromkeys(range(len(names)), ""), set(range(len(names)))
+
+    def reported(agent, phase, number=-1):
+        return report(agent, phase, number, host=names[agent], unfit=unfit[agent])
+
+    feed(head, 0.1, *(reported(i, IDLE) for i in there))
+    feed(head, 0.2, CheckpointChosen(""))
+    feed(head, 0.3, *(reported(i, RUNNING, 0) for i in there))
+    for now, (agent, why) in enumerate(losses, 1):
+        if why:
+            unfit[agent] = why
+            feed(head, now, reported(agent, STOPPING, 0))
+        else:
+            there.remove(agent)
+            feed(head, now, PeerClosed(agent), AgentGone(agent))
+    feed(head, 9.0, *(reported(i, IDLE, 0) for i in there))
+    feed(head, 9.1, Tick())
+    ended = head.state.end.verdict
+    reason, _, left = ended.reason.rpartition("; ")
+    assert "nodes are left, and the job needs" in left
+    return ended.origin, reason
+
+
+@pytest.mark.parametrize(
+    ("losses", "origin", "reason"),
+    [
+        ([(1, ILL), (2, FULL)], Origin.NODE_UNFIT, f"n2: {FULL}; n1: {ILL}"),
+        ([(2, FULL), (1, ILL)], Origin.NODE_UNFIT, f"n1: {ILL}; n2: {FULL}"),
+        ([(2, ILL), (1, ILL)], Origin.NODE_UNFIT, f"n1, n2: {ILL}"),
+        ([(1, ILL), (2, "")], Origin.NODE_LOST, f"the agent on n2 was lost: {GONE}; n1: {ILL}"),
+        ([(1, ""), (2, ILL)], Origin.NODE_UNFIT, f"n2: {ILL}; the agent on n1 was lost: {GONE}"),
+    ],
+)
+def test_the_end_names_each_node_with_its_own_reason_the_last_one_first(losses, origin, reason):
+    assert ended_without(*losses) == (origin, reason)
+
+
+def test_the_end_names_a_node_of_several_agents_once():
+    _, reason = ended_without((2, ILL), (1, ILL), hosts="n0 n1 n1", fewest=2)
+    assert reason == f"n1: {ILL}"
+
+
+def test_the_end_names_a_few_nodes_and_counts_the_others():
+    losses = [(i, "") for i in range(1, 6)]
+    _, reason = ended_without(*losses, hosts="n0 n1 n2 n3 n4 n5", fewest=2)
+    named = [f"the agent on n{i} was lost: {GONE}" for i in (5, 1, 2)]
+    assert reason == "; ".join([*named, "and 2 more nodes"])
 
 
 def test_alone_it_ends():

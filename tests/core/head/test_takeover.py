@@ -267,6 +267,19 @@ def test_a_new_head_does_not_point_out_the_numbers_of_workers_again(first_round)
     ]
 
 
+def test_the_end_names_the_last_head_that_was_lost_first():
+    crew = at_work("n0 n1 n2 n3 n4", fewest=4, wait=0.0)
+    crew.kill(0)
+    crew.until(20.0)
+    assert crew.heads == [1]
+    crew.kill(1)
+    crew.until(40.0)
+    reason = crew.verdicts[2].reason
+    first, second, _ = reason.split("; ")
+    assert first.startswith("the agent on n1 was lost: ")
+    assert second.startswith("the agent on n0 was lost: ")
+
+
 def test_restarts_are_counted_on():
     crew = at_work("n0 n1 n2", max_restarts=1)
     crew.feed(1, WorkerExited(2, 1, 0, "boom"))

@@ -52,6 +52,7 @@ class LossDetector:
         self.roster.absent.discard(index)
         if bool(peer.unfit) != (index in self._unfit):
             self._unfit ^= {index}
+            self.roster.last_out = peer if peer.unfit else self.roster.last_out
             self.roster.changed()
             if not any(p.unfit for p in self.roster if p.place.node == node):
                 self.roster.recorded_unfit.discard(node)  # its agents were started again
@@ -148,6 +149,7 @@ class LossDetector:
         report was lost.
         """
         self.roster.absent.discard(peer.place.index)
+        self.roster.last_out = peer
         self.roster.changed()
         self._end_round_without(peer)
         if self.state.end.is_final or peer.place.node in self._lost:

@@ -140,6 +140,7 @@ class Roster:
         self.absent = {place.index for place in job.places}  # agents that were never heard
         self._possible: frozenset[int] | None = None  # a cache of `possible`; None: out of date
         self.changes = 0  # how often `changed` was called
+        self.last_out: Peer | None = None  # the last one that was lost, or whose node became unfit
         self.recorded_unfit: set[int] = set()  # unfit nodes for which a NodesCordoned was recorded
 
     def __iter__(self) -> Iterator[Peer]:

@@ -106,7 +106,7 @@ class Takeover:
         timing, roster = self.job.timing, self.roster
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
-        roster.absent = set()
+        roster.absent, roster.last_out = set(), roster[election.old]
         roster.recorded_unfit = set(ranges.parsed(self.configuration.record.unfit))
         for cordon in self.configuration.record.cordons:
             for index in ranges.parsed(cordon.agents):

@@ -15,8 +15,11 @@ from ...protocol.events import Diagnosed, Event
 from ...protocol.facts import AgentsAwaited, NodesAwaited, QuorumAwaited
 from ...protocol.model import Job, Origin, Phase, Verdict
 from ...protocol.stages import Stage
+from ...protocol.wording import count
 from ..roster import Awaited, Peer, Roster, hosts_of, names_of
 from .stage import JobStage, Step
+
+MOST_REASONS = 3  # that a verdict gives for the nodes that are out
 
 
 class RendezvousStage(JobStage):
@@ -268,10 +271,11 @@ class Rendezvous:
         return verdict(Origin.ABSENT, reason)
 
     def _too_few(self) -> Verdict:
-        out, left = [p for p in self.roster if p.out], self._left
-        first = out[0]
-        origin = Origin.NODE_LOST if first.is_lost else Origin.NODE_UNFIT
-        why = first.why_lost or f"{names_of(p for p in out if not p.is_lost)}: {first.unfit}"
+        # Without the last one, the nodes are too few: it comes first.
+        last, left = self.roster.last_out, self._left
+        out = sorted((p for p in self.roster if p.out), key=lambda p: p is not last)
+        origin = Origin.NODE_LOST if out[0].is_lost else Origin.NODE_UNFIT
+        why = _why_out(out)
         if self._nodes == 1:
             return verdict(origin, why)
         reason = f"{why}; {left} of {self._nodes} nodes are left, and the job needs "
@@ -322,3 +326,16 @@ class Rendezvous:
             f"hpclaunch runs in {heard[node]} of {tasks} tasks on {unheard[0].host}: start it in "
             "all of them, or ask Slurm for --ntasks-per-node=1"
         )
+
+
+def _why_out(out: list[Peer]) -> str:
+    """Say why each of these nodes can have no workers; those with the same reason together."""
+    nodes: dict[int, Peer] = {}
+    for peer in out:
+        nodes.setdefault(peer.place.node, peer)
+    alike: dict[str, list[Peer]] = {}
+    for peer in nodes.values():
+        alike.setdefault(peer.why_lost or peer.unfit, []).append(peer)
+    said = [why if p[0].is_lost else f"{names_of(p)}: {why}" for why, p in alike.items()]
+    more = sum(len(peers) for peers in [*alike.values()][MOST_REASONS:])
+    return "; ".join(said[:MOST_REASONS]) + (f"; and {count(more, 'more node')}" if more else "")
