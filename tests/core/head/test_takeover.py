@@ -245,6 +245,25 @@ def test_a_spare_takes_the_ranks_of_the_head():
     assert groups(crew, 2) == {1: 1, 2: 2, 3: 0}
 
 
+def test_a_spare_that_had_ranks_earlier_is_not_taken_for_the_one_that_has_them():
+    """n2 had the ranks of n1 until n1 came back. The head dies once it has stopped the round."""
+    crew = at_work("n0 n1 n2", most=2, fewest=2, loss=3.0)
+    for gone in (1, 2):
+        crew.cut([gone], [0, 1, 2])
+        crew.until(crew.now + 10.0)
+        crew.mend()
+        crew.until(crew.now + 5.0)
+    assert groups(crew, 2) == {0: 0, 1: 1}
+    crew.checkpoint = None
+    crew.feed(1, WorkerExited(2, 1, 0))
+    crew.until(crew.now + 1.0)
+    crew.checkpoint = ""
+    crew.kill(0)
+    crew.until(crew.now + 10.0)
+    assert groups(crew, max(crew.parts)) == {2: 0, 1: 1}
+    assert "continuing with n2 and without n0: 2 nodes" in crew.said
+
+
 def test_all_agents_of_the_heads_node_are_lost_with_one():
     """The other agents of a node do not lead."""
     crew = at_work("n0 n0 n1 n1 n2")

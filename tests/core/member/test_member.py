@@ -9,6 +9,7 @@ from story import (
     TERM,
     Say,
     a_member,
+    a_part,
     an_order,
     deeds,
     end,
@@ -57,6 +58,7 @@ from hpclaunch.core.protocol.model import (
     NoticeAnswer,
     Origin,
     Phase,
+    Spent,
     StepNotice,
     Trouble,
     Verdict,
@@ -151,6 +153,18 @@ def test_stop_arrives_before_run():
     assert deeds(feed(member, 1.0, stop(0, serial=900_002))) == []
     assert (member.phase, member.round) == (Phase.IDLE, 0)
     assert feed(member, 1.1, late) == []
+
+
+def test_a_report_on_a_round_without_workers_here_says_nothing_of_an_earlier_one():
+    member = running()
+    feed(member, 2.0, seen(spent=(1, 2, 3, 4, 5)))
+    feed(member, 3.0, stop(0), WorkersGone())
+    (report,) = reports(feed(member, 3.1, StoreListening(4002)))
+    assert (report.round, report.group, report.spent.times != ()) == (0, 1, True)
+    (report,) = reports(feed(member, 4.0, stop(1)))
+    assert (report.round, report.group, report.spent) == (1, -1, Spent())
+    assert deeds(feed(member, 5.0, run(2))) == [StartWorkers(a_part(2))]
+    assert member.work.spending.elapsed(6.0) == 1000
 
 
 def test_run_without_being_ready():

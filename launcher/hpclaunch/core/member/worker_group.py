@@ -69,7 +69,7 @@ class WorkerGroup:
         self.round = -1
         self.verdict: Verdict | None = None  # how the job ended
         self.trouble: Trouble | None = None
-        self.part: Assignment | None = None  # this agent's part in `round`
+        self.part: Assignment | None = None  # this agent's part in `round`; None: it had none
         self.exits = Exits()
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
@@ -227,9 +227,9 @@ class WorkerGroup:
     def _leave_round(self, order: Order, now: float) -> list[Effect]:
         number = order.round
         if self.phase is Phase.IDLE and self.round < number:
-            # We never began this round: the order to run it arrived too late.
-            self.round = number
-            self.exits = Exits()
+            # We never began this round: we had no part in it, or the order to run it came late.
+            self.round, self.part = number, None
+            self.exits, self.spending = Exits(), Spending()
             return []
         if self.round != number:
             return []

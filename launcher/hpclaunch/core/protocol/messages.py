@@ -48,7 +48,7 @@ class Report:
     address: str  # where others reach this agent's node; "" where unknown, as on the head's node
     head_address: str  # where this agent reached the head; "" for the head itself
     store_port: int  # where a store would listen here, if this agent gets rank 0
-    round: int  # the last round that it took part in; -1 before the first
+    round: int  # the last round that it began, or heard was stopped; -1 before the first
     phase: Phase
     exits: tuple[WorkerExit, ...]  # of its workers in that round
     stop_signal: int  # the signal that asked this agent to end the job; 0 for none
@@ -56,7 +56,7 @@ class Report:
     gpus: tuple[str, ...] = ()  # the UUIDs of the GPUs that its task may use
     unfit: str = ""  # why its node must be cordoned; "" if it need not be
     heard: int = 0  # the serial of the newest order that it has received
-    group: int = -1  # its node's GROUP_RANK in that round; -1 before the first
+    group: int = -1  # its node's GROUP_RANK in that round; -1 if it had no part in it
     term: int = 0  # the newest term whose head it has followed
     seeking: int = -1  # the term that it asks the receiver to lead; -1 for none
     version: int = -1  # of the newest configuration that it has; -1 for none
