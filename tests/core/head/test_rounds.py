@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from story import Say, a_job, deeds, failed, feed, killed_with_server, orders, report, store_ended
+from story import (
+    Say,
+    a_job,
+    deeds,
+    failed,
+    feed,
+    killed_with_server,
+    orders,
+    report,
+    said,
+    store_ended,
+)
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Diagnose, Probe, Record, Send
@@ -321,8 +332,18 @@ def test_join_timeout_names_the_hosts():
     assert verdict.reason.startswith("no agent on n2 reported within 600 s")
 
 
+def test_an_agent_that_was_lost_is_not_here():
+    head = Head(a_job("n0 n1 n2", fewest=1))
+    feed(head, 0.0, Started(), report(0, IDLE), report(1, IDLE))
+    feed(head, 1.0, PeerClosed(1), AgentGone(1))
+    assert Diagnose() in feed(head, 10.0, Tick())
+    assert said(feed(head, 10.1, Diagnosed(""))) == [
+        "waiting for n2 (10 s so far); 1 of 3 agents are here"
+    ]
+
+
 def test_nodes_where_only_some_tasks_run_hpclaunch():
-    head = Head(a_job("n0 n0 n1 n1", beat=100.0, join=600.0, first_notice=10.0))
+    head = Head(a_job("n0 n0 n1 n1", beat=100.0, loss=1000.0, join=600.0, first_notice=10.0))
     feed(head, 0.0, Started(), report(0, IDLE), report(2, IDLE))
     why = "hpclaunch runs in 1 of 2 tasks on n0: start it in all of them, or ask Slurm for "
     why += "--ntasks-per-node=1"

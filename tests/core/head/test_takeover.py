@@ -286,6 +286,15 @@ def test_a_new_head_does_not_point_out_the_numbers_of_workers_again(first_round)
     ]
 
 
+def test_only_nodes_that_a_new_head_has_heard_are_here():
+    crew = at_work("n0 n1 n2 n3 n4 n5 n6", fewest=7)
+    crew.cut([5, 6], [1, 2, 3, 4])
+    crew.kill(0, down=True)
+    crew.until(14.0)
+    (line,) = [line for line in crew.said if "nodes are here" in line]
+    assert line.startswith("waiting for n0, n5, n6: 4 of 7 nodes are here")
+
+
 def test_the_end_names_the_last_head_that_was_lost_first():
     crew = at_work("n0 n1 n2 n3 n4", fewest=4, wait=0.0)
     crew.kill(0)

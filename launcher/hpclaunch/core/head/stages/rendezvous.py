@@ -299,15 +299,15 @@ class Rendezvous:
         rest = self._short_since + self.timing.wait - now
         if not self.is_short:
             return [Record(QuorumAwaited(hosts_of(self._missing_voters(now)), rest))]
-        hosts = hosts_of(self._may_return)
-        return [Record(NodesAwaited(hosts, self._left, self.fewest, rest))]
+        hosts, here = hosts_of(self._may_return), len(self.roster.nodes)
+        return [Record(NodesAwaited(hosts, here, self.fewest, rest))]
 
     def explain(self, diagnosis: Diagnosed, now: float) -> list[Effect]:
         """Record which agents are still missing, and why, if that is known."""
         unheard = self.roster.unheard
         if diagnosis.number != self._question or not unheard:
             return []
-        here = len(self.roster) - len(unheard)
+        here = len(self.roster.present) - len(unheard)
         why = self._describe_partial_start() or diagnosis.text
         waited = now - self._since
         return [Record(AgentsAwaited(hosts_of(unheard), here, len(self.roster), waited, why))]
