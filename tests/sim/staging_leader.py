@@ -234,7 +234,7 @@ class Leader:
             self._perform(effect)
         nodes, receivers = self.cluster.nodes, sorted({*participants, self.node.index})
         chosen = choice.choice(found, holdings)
-        if chosen is not None and chosen.time < self.cluster.newest_stored():
+        if chosen is not None and is_outdated(chosen, self.cluster.newest_stored()):
             chosen = None
         what = "none" if chosen is None else f"{chosen.key} {chosen.generation}"
         self.world.say(f"leader {self.node.index}: restore {number}: {what} of {len(found)}")
@@ -311,6 +311,11 @@ class Leader:
         node.fetched |= {f.name: f.identity for f in restored.files}
         self._drained.add(newest.generation)
         return restored
+
+
+def is_outdated(here: Manifest, stored: int) -> bool:
+    """Return whether storage has a newer checkpoint, of the time `stored`."""
+    return here.time < stored
 
 
 def is_restored(here: Manifest, stored: Manifest) -> bool:

@@ -39,13 +39,6 @@ class Everything:
         return True
 
 
-def ignore_storage(
-    found: Sequence[Manifest], holdings: Sequence[Holding], rule: Any = choice.choice, **_: object
-) -> Manifest | None:
-    restored: Manifest | None = rule(found, holdings)
-    return restored
-
-
 def show_lowest(holdings: Sequence[Holding]) -> dict[str, Holding]:
     """Return the node of the lowest index, as long as it has not fetched the file."""
     view: dict[str, Holding] = {}
@@ -92,7 +85,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "the lowest node shows its file": (choice, "shown", show_lowest),
     "old files stay": (choice, "outdated", lambda *_: {}),
     "a node that returned keeps its files": (choice, "outdated", spare_other_nodes),
-    "storage is not compared": (choice, "choice", ignore_storage),
+    "storage is not compared": (staging_leader, "is_outdated", never),
     "storage replaces nothing of its name": (staging_leader, "is_restored", are_of_one_name),
     "the decisive file is enough": (choice, "is_available", need_decisive),
     "one look is enough": (Replication, "_found", property(lambda _: Everything(), never)),
