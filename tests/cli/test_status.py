@@ -22,6 +22,7 @@ from hpclaunch.cli import status
 from hpclaunch.core.protocol.job_snapshot import JobSnapshot, LaunchSnapshot
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.values import replace
+from hpclaunch.system.network import launches
 from hpclaunch.system.network.launches import NoLaunchError, find
 from hpclaunch.system.network.view_socket import ViewSocket, file_of
 from hpclaunch.system.shared import packing
@@ -229,6 +230,23 @@ class TakenOver:
 
     def __exit__(self, *_):
         self._thread.join(LIMIT)
+
+
+def test_a_watch_pauses_before_it_looks_for_the_head_again(monkeypatch):
+    """Each look is a load for Slurm, and the step of the watch may end at once."""
+    launch = LaunchSnapshot("71.0", "71", "n1", 1, "a.py", "", 0.0, 0.0, None)
+    done = []
+
+    def looks(*_):
+        done.append("looks")
+        if len(done) > 4:
+            raise NoLaunchError("job 71 is over")
+        return launches.FoundLaunches("71", [launch], ("false",))
+
+    monkeypatch.setattr(launches, "find", looks)
+    monkeypatch.setattr(status.time, "sleep", lambda _: done.append("pauses"))
+    assert status.watch("71", environment()) == 0
+    assert done == ["looks", "pauses", "looks", "pauses", "looks"]
 
 
 def test_a_watch_continues_across_a_takeover(tmp_path, monkeypatch, capfd):

@@ -9,7 +9,10 @@ import threading
 import pytest
 
 from hpclaunch.cli import top
+from hpclaunch.core.protocol.job_snapshot import LaunchSnapshot
 from hpclaunch.observe.top_screen import TopState
+from hpclaunch.system.network import launches
+from surroundings import environment
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,18 @@ def test_a_key_in_two_parts_does_not_clear_the_filter(typing, monkeypatch, sent)
 def test_escape_clears_the_filter(typing):
     os.write(typing, b"\x1b")
     assert top._typed(TopState(filter="n1")) == TopState()
+
+
+@pytest.mark.starts
+def test_a_pause_is_before_each_search_for_the_head(typing, monkeypatch):
+    """Each is a load for Slurm, and the step that shows the job may end at once."""
+    launch = LaunchSnapshot("71.0", "71", "n1", 1, "a.py", "", 0.0, 0.0, None)
+    found = launches.FoundLaunches("71", [launch], ("false",))
+    searches = []
+    monkeypatch.setattr(launches, "find", lambda *_: searches.append(1) or found)
+    monkeypatch.setattr(top, "PAUSE", 0.5)
+    later = threading.Timer(1.2, os.write, [typing, b"q"])
+    later.start()
+    assert top._show(found, environment()) is None
+    later.join()
+    assert len(searches) <= 3

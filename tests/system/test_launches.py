@@ -190,6 +190,14 @@ def test_a_launch_that_no_process_is_left_to_ask(ask, monkeypatch):
         ask(found)
 
 
+@pytest.mark.starts
+def test_a_request_that_srun_refuses_says_why():
+    refusing = ("sh", "-c", "echo srun: a warning >&2; echo srun: error: busy >&2; exit 1")
+    found = launches.FoundLaunches("71", (), refusing, dict(os.environ))
+    with pytest.raises(launches.UnreachableError, match=r"^cannot ask job 71: srun: error: busy$"):
+        found.request(Request.STOP)
+
+
 def test_one_that_is_asked_by_its_pid():
     with answering({**OTHER, "pid": 4711}):
         assert [json.loads(data)["name"] for _, data in view_client.looked(4711)] == ["newer"]

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import socket
 import subprocess
 
 import pytest
@@ -297,6 +298,16 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": 
 def test_one_node_of_several_when_that_is_meant():
     where = slurm.allocation({**BATCH, "SLURMD_NODENAME": "n1"}, unique="x", alone=True)
     assert (where.name, where.alone) == ("7.batch", True)
+
+
+def test_a_host_of_a_job_has_the_name_that_slurm_has_for_it():
+    """srun does not take another one, which the host itself may have."""
+    named = {"SLURMD_NODENAME": "n3"}
+    batch = slurm.allocation({**named, "SLURM_JOB_ID": "7"}, unique="x")
+    task = slurm.allocation(STEP, unique="x", alone=True)
+    outside = slurm.allocation(named, unique="x")
+    hosts = [where.places[where.index].host for where in (batch, task, outside)]
+    assert hosts == ["n3", "n3", socket.gethostname()]
 
 
 @pytest.mark.parametrize("step", ["4294967290", "-6"], ids=["Slurm 22.05", "Slurm 26.05"])

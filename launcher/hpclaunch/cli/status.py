@@ -179,6 +179,7 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
                 for last in stream.receive():
                     show(last)
         while True:  # perhaps another agent leads now
+            time.sleep(PAUSE)
             try:
                 found = launches.find(which, environ)
                 last = found.launches
@@ -186,7 +187,6 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
             except launches.UnreachableError:
                 if drawn:
                     show([*map(aged, last)])
-                time.sleep(PAUSE)
             except launches.NoLaunchError:
                 show(at_end(last))
                 return 0

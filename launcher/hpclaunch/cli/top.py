@@ -113,15 +113,16 @@ def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> LaunchSn
                     if sys.stdin in ready:
                         state = _typed(state)
             while state is not None:  # perhaps another agent leads now
+                state = _draw(launch, state, live, environ)
+                if select.select([sys.stdin], [], [], PAUSE)[0]:
+                    state = _typed(state)
+                    continue
                 try:
                     found = launches.find(which, environ)
                     launch = found.launches[0]
                     break
                 except launches.UnreachableError:
                     launch = status.aged(launch)
-                    state = _draw(launch, state, live, environ)
-                    if select.select([sys.stdin], [], [], PAUSE)[0]:
-                        state = _typed(state)
                 except launches.NoLaunchError:
                     return launch
     return None

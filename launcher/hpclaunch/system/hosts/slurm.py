@@ -31,6 +31,12 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return is_any and environ["SLURM_STEP_ID"] not in INTERACTIVE_STEPS
 
 
+def own_name(environ: Mapping[str, str]) -> str:
+    """Return the name of this host: in a job, the one that Slurm's commands take."""
+    node = environ.get("SLURMD_NODENAME") if "SLURM_JOB_ID" in environ else None
+    return node or socket.gethostname()
+
+
 def allocation(
     environ: Mapping[str, str], *, unique: str, run_id: str = "", alone: bool = False
 ) -> Allocation:
@@ -45,16 +51,16 @@ def allocation(
     if in_step(environ):
         where = _of_step(environ, run_id)
         if alone or (not where.alone and _has_only_terminal(where, environ)):
-            return _alone(f"{where.name}.{where.index}", unique)
+            return _alone(f"{where.name}.{where.index}", unique, environ)
         return where
     if job:
         _check_shell(job, environ, alone=alone)
     name = f"{job}.batch" if job else f"local-{unique}"
-    return _alone(name, unique)
+    return _alone(name, unique, environ)
 
 
-def _alone(name: str, unique: str) -> Allocation:
-    place = Place(index=0, node=0, host=socket.gethostname())
+def _alone(name: str, unique: str, environ: Mapping[str, str]) -> Allocation:
+    place = Place(index=0, node=0, host=own_name(environ))
     return Allocation(name, f"{name} {unique}", (place,), 0)
 
 

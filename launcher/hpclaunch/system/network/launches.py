@@ -72,7 +72,11 @@ class FoundLaunches:
             return view_client.request(request.value, self.which)
         with _started():
             done = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
-        return [json.loads(answer) for answer in Answers().read(done.lines) if answer]
+        answers = [json.loads(answer) for answer in Answers().read(done.lines) if answer]
+        if not answers and done.complaint:
+            why = _first_error(done.complaint)
+            raise UnreachableError(f"cannot ask job {self.which}: {why}")
+        return answers
 
     def watch(self, pause: float) -> LaunchStream:
         """Return a stream of snapshots, one every `pause` seconds. Raises NoLaunchError."""
