@@ -17,7 +17,7 @@ from test_conformance import assert_same, place
 from test_usage import WITHOUT_ROOTS_RIGHTS
 
 import hpclaunch
-from hpclaunch.cli import main, shim
+from hpclaunch.cli import main, program, shim
 from hpclaunch.system.processes.fork_server_client import SITE
 from lines import only
 from surroundings import LIGHT_TORCH, environment
@@ -318,6 +318,27 @@ def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
         executable = report(cwd)["executable"]
         assert is_hpclaunch(done, cwd)
         assert executable == (sys.executable if way == "none of Python's" else python), way
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "#!{python}",
+        "#! {python} -s",
+        "#!/usr/bin/env python",
+        "#!/usr/bin/env -S python -s",
+        "#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n' '''",
+        "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''",
+        "#!/bin/sh\n'''exec' '{python}' \"$0\" \"$@\"\n' '''",
+    ],
+)
+def test_the_interpreter_in_the_first_line_of_torchrun(tmp_path, monkeypatch, first):
+    """It is written by pip, uv, or a package of the system or a site."""
+    python = script(tmp_path, "", "python")
+    python.chmod(0o755)
+    torchrun = script(tmp_path, f"{first.format(python=python)}\nimport sys\n", "torchrun")
+    monkeypatch.setenv("PATH", f"{SHIM}:{tmp_path}:{os.environ['PATH']}")
+    assert program._interpreter_of(str(torchrun)) == str(python)
 
 
 def test_hpclaunch_takes_these_for_no_other_interpreter(cwd):

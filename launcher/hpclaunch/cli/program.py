@@ -17,8 +17,12 @@ from . import COMMANDS, other_launchers
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-# If the path of the interpreter is too long for a first line, pip writes a second one.
-SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' )?(?:"([^"\n]+)"|(\S+))(?: "\$0" "\$@")?\n""")
+# The interpreter may be looked up in PATH. Where its path has a space, or is too long for a first
+# line, pip and uv write a second one.
+SHEBANG = re.compile(
+    r"""#!(?:/bin/sh\n'''exec' (?:"([^"\n]+)"|'([^'\n]+)'|(\S+))"""
+    r"""|[ \t]*(?:\S*/env[ \t]+(?:-S[ \t]+)?)?(\S+))"""
+)
 # The first line of a shell script: sh, bash and others, by path or through env.
 SHELL = re.compile(rb"#!\s*(\S*/env\s+(-\S+\s+)*)?(\S*/)?(ba|da|k|z|c|tc|fi)?sh\b")
 SHEBANG_BYTES = 256  # the kernel reads only this much of a first line
@@ -91,9 +95,9 @@ def _interpreter_of(path: str | None) -> str:
     except OSError:
         return ""
     found = SHEBANG.match(head)
-    python = (found[1] or found[2]) if found else ""
+    python = found[found.lastindex or 0] if found else ""
     named = os.path.basename(python).startswith("python")
-    return python if named and os.access(python, os.X_OK) else ""
+    return (which(python) or "") if named else ""
 
 
 def which(name: str) -> str | None:
