@@ -364,6 +364,15 @@ def test_several_tasks_on_a_host_report_the_cpus_of_each(tmp_path, with_gpus):
     assert row(said, "binding").startswith(f"GPU 0, GPU 1, CPUs {HERE[0]}")
 
 
+def test_each_of_several_tasks_on_a_host_has_one_worker(tmp_path, with_gpus):
+    """There is one task per GPU then, and each may see all GPUs."""
+    _, env = with_gpus(*[Gpu(cpus=HERE)] * (len(os.sched_getaffinity(0)) + 1))
+    (said, code), _ = step(tmp_path, env, tasks=2)
+    assert code == 0, said
+    assert "workers" not in row(said, "CPUs")
+    assert "workers" in row(doctor(tmp_path, env).stdout, "CPUs")
+
+
 def test_gpus_that_are_far_from_the_cpus(tmp_path, with_gpus):
     _, env = with_gpus(Gpu(cpus=ELSEWHERE))
     done = doctor(tmp_path, env)

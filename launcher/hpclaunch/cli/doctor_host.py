@@ -117,18 +117,19 @@ def _checks(
     environ, agents = here.environ, len(here.where.places)
     question = _ask_torch(environ)
     seen = survey(environ, limit)
-    visible = len(seen.gpus)
+    alone = here.where.tasks_here == 1
+    workers = max(1, len(seen.gpus)) if alone else 1  # as a launch without options starts
     yield lambda: [_ours()]
     yield lambda: [checks.own_name(socket.gethostname(), several=here.where.nodes > 1)]
     yield lambda: [_route(here)]
     yield lambda: checks.interfaces(environ)
     yield lambda: [_port()] if here.where.alone else []
     yield lambda: [checks.clock(host.clock_is_synchronised())]
-    yield lambda: [checks.cpus(visible)]
-    yield lambda: [checks.memory(max(1, visible), host.memory_limit())]
+    yield lambda: [checks.cpus(workers)]
+    yield lambda: [checks.memory(workers, host.memory_limit())]
     yield _load
     yield lambda: [checks.shared_memory()]
-    yield lambda: [checks.limits(agents, max(1, visible))]
+    yield lambda: [checks.limits(agents, workers)]
     yield lambda: [checks.log_directory(log_dir)]
     yield lambda: _torch_and_gpus(question, limit, environ, seen)
     yield lambda: doctor_gpus.health(seen)
