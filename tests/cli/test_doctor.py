@@ -1,5 +1,6 @@
 """The doctor on one host: alone, and as the tasks of a step."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 from launching import HPCLAUNCH, LIMIT, hpclaunch
 
 from hpclaunch.cli import doctor_host, doctor_reports
+from hpclaunch.core.health.findings import Grade
 from hpclaunch.core.health.task_reports import TaskReport
 from hpclaunch.core.protocol.model import Allocation, Place
 from hpclaunch.system.network import reachability
@@ -466,6 +468,21 @@ def test_an_unexpected_error_is_a_finding(tmp_path, env, monkeypatch):
     monkeypatch.setattr(doctor_host, "_ask_torch", break_down)
     found = doctor_host.examine(doctor_host.surroundings(env), tmp_path, 1.0)[-1]
     assert found.found == "a check broke: MemoryError('no room')"
+
+
+@pytest.mark.parametrize("environ", [{}, {"PYTHON_EXEC": "python9"}])
+def test_an_interpreter_that_cannot_be_started(monkeypatch, environ):
+    """PYTHON_EXEC is named only if it is set."""
+
+    def fails(python):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(doctor_host, "Question", fails)
+    finding = doctor_host._ask_torch(environ)
+    assert finding.grade is Grade.FAIL
+    assert finding.found.endswith(f": {os.strerror(errno.EAGAIN)}")
+    for text in (finding.found, finding.advice):
+        assert ("PYTHON_EXEC" in text) == bool(environ)
 
 
 def test_an_agent_knows_nothing_of_the_doctor():

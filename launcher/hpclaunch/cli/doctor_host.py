@@ -119,7 +119,8 @@ def _checks(
     seen = survey(environ, limit)
     alone = here.where.tasks_here == 1
     workers = max(1, len(seen.gpus)) if alone else 1  # as a launch without options starts
-    yield lambda: [_ours()]
+    ours = f"{__version__}, in Python {platform.python_version()} ({sys.executable})"
+    yield lambda: [Finding("hpclaunch", ours)]
     yield lambda: [checks.own_name(socket.gethostname(), several=here.where.nodes > 1)]
     yield lambda: [_route(here)]
     yield lambda: checks.interfaces(environ)
@@ -127,7 +128,7 @@ def _checks(
     yield lambda: [checks.clock(host.clock_is_synchronised())]
     yield lambda: [checks.cpus(workers)]
     yield lambda: [checks.memory(workers, host.memory_limit())]
-    yield _load
+    yield lambda: judge_host(Host(workers=0, load=host.load(), cpus=os.cpu_count() or 1))
     yield lambda: [checks.shared_memory()]
     yield lambda: [checks.limits(agents, workers)]
     yield lambda: [checks.log_directory(log_dir)]
@@ -135,11 +136,6 @@ def _checks(
     yield lambda: doctor_gpus.health(seen)
     yield lambda: doctor_gpus.cpus_of_workers(here.where, seen)
     yield lambda: doctor_gpus.sharing(environ, seen, here.host)
-
-
-def _ours() -> Finding:
-    found = f"{__version__}, in Python {platform.python_version()} ({sys.executable})"
-    return Finding("hpclaunch", found)
 
 
 def _route(here: Surroundings) -> Finding:
@@ -168,18 +164,14 @@ def _port() -> Finding:
         return Finding("port", f"cannot listen on {route.LOOPBACK}: {e}", Grade.FAIL, advice)
 
 
-def _load() -> list[Finding]:
-    """Return a finding if other programs compute on this host."""
-    return judge_host(Host(workers=0, load=host.load(), cpus=os.cpu_count() or 1))
-
-
 def _ask_torch(environ: Mapping[str, str]) -> Question | Finding:
-    python = environ.get("PYTHON_EXEC") or sys.executable
+    named = environ.get("PYTHON_EXEC")
     try:
-        return Question(python)
+        return Question(named or sys.executable)
     except OSError as e:
-        advice = "set PYTHON_EXEC to the interpreter of the workers, or unset it"
-        return Finding("torch", f"PYTHON_EXEC={python}: {e.strerror}", Grade.FAIL, advice)
+        said = f"PYTHON_EXEC={named}" if named else sys.executable
+        advice = "set PYTHON_EXEC to the interpreter of the workers, or unset it" if named else ""
+        return Finding("torch", f"{said}: {e.strerror}", Grade.FAIL, advice)
 
 
 def _torch_and_gpus(
