@@ -107,6 +107,14 @@ def read_proc(file: str, most: int = SMALL) -> bytes:
         return b""
 
 
+def file_of(pid: int, fd: str) -> bytes:
+    """Return the file of a descriptor of a process, as /proc names it; b"" if it is not open."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{fd}".encode())
+    except OSError:
+        return b""
+
+
 def command_line(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in read_proc(f"{pid}/cmdline", LARGE).split(b"\0")[:-1]]
 

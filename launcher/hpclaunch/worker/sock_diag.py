@@ -11,6 +11,8 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from .processes import file_of
+
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
 NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
 NLMSG_ERROR, NLMSG_DONE = 2, 3
@@ -67,7 +69,7 @@ class Connection(NamedTuple):
 
 def sockets_of(pid: int) -> set[int]:
     """Return the inodes of a process's sockets. Raises OSError if it has ended."""
-    files = (_file_of(pid, fd) for fd in os.listdir(f"/proc/{pid}/fd"))
+    files = (file_of(pid, fd) for fd in os.listdir(f"/proc/{pid}/fd"))
     return {int(file[8:-1]) for file in files if file.startswith(b"socket:[")}
 
 
@@ -78,13 +80,6 @@ def connections_of(pids: Iterable[int]) -> dict[int, Connection]:
         with contextlib.suppress(OSError):  # it has ended
             inodes |= sockets_of(pid)
     return (inodes and tcp_connections(inodes)) or {}
-
-
-def _file_of(pid: int, fd: str) -> bytes:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/{fd}".encode())
-    except OSError:
-        return b""  # it was closed just now
 
 
 def tcp_connections(inodes: Collection[int] | None = None) -> dict[int, Connection] | None:

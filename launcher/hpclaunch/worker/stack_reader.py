@@ -23,7 +23,7 @@ from typing import TypedDict
 
 from .fork_server_messages import Described
 from .json_lines import in_pieces
-from .processes import PARENT, all_pids, command_line, stat, status_of, variable
+from .processes import PARENT, all_pids, command_line, file_of, stat, status_of, variable
 from .shared_pages import PHASES
 from .site import _hpclaunch_layout as layout
 from .stack_questions import Questioned, ask, prints
@@ -156,9 +156,8 @@ def _is_own(pid: int) -> bool:
 def _slots(server: int) -> list[layout.Slot]:
     """Return the slots of a fork server; none if no round runs, or for slots of another version."""
     for fd in os.listdir(f"/proc/{server}/fd"):
-        path = f"/proc/{server}/fd/{fd}"
-        if os.readlink(path).startswith(f"/memfd:{layout.NAMES[0]} "):
-            with open(path, "rb") as f:
+        if file_of(server, fd).startswith(b"/memfd:%s " % layout.NAMES[0].encode()):
+            with open(f"/proc/{server}/fd/{fd}", "rb") as f:
                 data = memoryview(f.read(layout.MOST))
             if len(data) % layout.SLOT:
                 return []
