@@ -367,7 +367,7 @@ def test_several_tasks_on_a_host_report_the_cpus_of_each(tmp_path, with_gpus):
 
 
 def test_each_of_several_tasks_on_a_host_has_one_worker(tmp_path, with_gpus):
-    """There is one task per GPU then, and each may see all GPUs."""
+    """Several tasks mean one per GPU, and each may see all GPUs."""
     _, env = with_gpus(*[Gpu(cpus=HERE)] * (len(os.sched_getaffinity(0)) + 1))
     (said, code), _ = step(tmp_path, env, tasks=2)
     assert code == 0, said

@@ -333,7 +333,7 @@ def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
     ],
 )
 def test_the_interpreter_in_the_first_line_of_torchrun(tmp_path, monkeypatch, first):
-    """It is written by pip, uv, or a package of the system or a site."""
+    """A line as pip, uv, or a package of the system or a site writes it."""
     python = script(tmp_path, "", "python")
     python.chmod(0o755)
     torchrun = script(tmp_path, f"{first.format(python=python)}\nimport sys\n", "torchrun")

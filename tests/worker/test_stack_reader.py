@@ -1,4 +1,4 @@
-"""Which workers `hpclaunch stacks` finds, without their agents."""
+"""Workers that `hpclaunch stacks` finds without their agents."""
 
 import os
 
