@@ -269,6 +269,11 @@ def test_a_heterogeneous_job(monkeypatch, which, nodelist):
     assert launches.all_launches({}) == launches.LaunchList([leading], [])
 
 
+def test_filters_of_the_user_for_squeue_hide_no_job():
+    theirs = {"SQUEUE_PARTITION": "gpu", "SQUEUE_STATES": "PENDING", "SLURM_CONF": "/slurm.conf"}
+    assert slurm_steps.environment(theirs) == {"SLURM_CONF": "/slurm.conf"}
+
+
 def test_elements_of_an_array_are_named_as_squeue_names_them(monkeypatch):
     elements = [f"{number} 1 RUNNING 71_{number - 71}" for number in (73, 72)]
     monkeypatch.setattr(view_client, "looked_patiently", lambda which: [])

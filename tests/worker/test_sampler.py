@@ -164,21 +164,23 @@ def test_a_quota_that_is_used_up(program):
     ("lines", "files"),
     [
         (["0::/a"], {"a": "usage_usec 9\nnr_throttled 2\nthrottled_usec 1500000\n"}),
-        (
-            ["3:cpuset:/x", "2:cpu,cpuacct:/a"],
-            {"cpu,cpuacct/a": "nr_throttled 2\nthrottled_time 1500000000\n"},
+        *(
+            (
+                ["3:cpuset:/x", f"2:{both}:/a"],
+                {f"{both}/a": "nr_throttled 2\nthrottled_time 1500000000\n"},
+            )
+            for both in ("cpu,cpuacct", "cpuacct,cpu")
         ),
         (["1:cpu:/a", "0::/"], {"cpu/a": "throttled_time 1500000000\n"}),
     ],
 )
 def test_files_of_cgroups_with_quotas(tmp_path, monkeypatch, lines, files):
-    root = sampler.CPU_STATS[""].split("{")[0]
-    here = {name: path.replace(root, str(tmp_path)) for name, path in sampler.CPU_STATS.items()}
-    here[""] = f"{tmp_path}{{}}/cpu.stat"
-    monkeypatch.setattr(sampler, "CPU_STATS", here)
+    monkeypatch.setattr(sampler, "CGROUPS", str(tmp_path))
     for directory, text in files.items():
         (tmp_path / directory).mkdir(parents=True)
         (tmp_path / directory / "cpu.stat").write_text(text)
+        if "," in directory:
+            (tmp_path / "cpu").symlink_to(directory.partition("/")[0])
     found = sampler.throttled_in([line.split(":", 2) for line in lines])
     assert list(found.values()) == [1.5]
 

@@ -25,13 +25,7 @@ UNINTERRUPTIBLE = b"D"
 TRAFFIC = 1 << 16
 # In kHz. Virtual machines have no such file.
 CLOCK = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
-# The file with the time for which a cgroup was throttled, of v2 and v1, by the controllers in the
-# cgroup's line of /proc/PID/cgroup.
-CPU_STATS = {
-    "": "/sys/fs/cgroup{}/cpu.stat",
-    "cpu": "/sys/fs/cgroup/cpu{}/cpu.stat",
-    "cpu,cpuacct": "/sys/fs/cgroup/cpu,cpuacct{}/cpu.stat",
-}
+CGROUPS = "/sys/fs/cgroup"
 
 
 class Sampler:
@@ -136,8 +130,12 @@ def throttled_in(cgroups: Iterable[Sequence[str]]) -> dict[str, float]:
     """Return what `throttled` does; `cgroups` has the three fields of each line of the file."""
     found = {}
     for _, controllers, path in cgroups:
-        while controllers in CPU_STATS and path:
-            file = CPU_STATS[controllers].format(path.rstrip("/"))
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # In v1, "cpu" is a link to where several controllers are mounted together, in any order.
+        root = f"{CGROUPS}/cpu" if controllers else CGROUPS
+        while path:
+            file = f"{root}{path.rstrip('/')}/cpu.stat"
             fields = fields_of(file)
             if b"throttled_usec" in fields:
                 found[file] = int(fields[b"throttled_usec"]) / 1e6

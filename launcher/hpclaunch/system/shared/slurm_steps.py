@@ -28,7 +28,8 @@ SRUN = (
     "--kill-on-bad-exit=0",
     "--wait=0",
 )
-# All other variables of Slurm are removed: srun would take those of this job or step as options.
+# Slurm's commands would take these as options: those of this job or step, or of the user.
+OPTIONS = ("SLURM_", "SRUN_", "SQUEUE_")
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
@@ -58,7 +59,7 @@ class Ended(NamedTuple):
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for Slurm's commands."""
-    return {k: v for k, v in environ.items() if k in KEPT or not k.startswith(("SLURM_", "SRUN_"))}
+    return {k: v for k, v in environ.items() if k in KEPT or not k.startswith(OPTIONS)}
 
 
 def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
