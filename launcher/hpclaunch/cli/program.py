@@ -118,7 +118,7 @@ def _which(name: str, path: str | None = None) -> str | None:
 
 def _why_cold(python: str) -> str:
     """Return why workers of this interpreter cannot be forked from one of hpclaunch's, or ""."""
-    path = python if os.path.isabs(python) else which(python) or python
+    path = os.path.abspath(which(python) or python)  # an empty entry in PATH gives a bare name
     same = os.path.samefile(path, sys.executable) and os.path.samefile(
         os.path.dirname(path), os.path.dirname(sys.executable)
     )
