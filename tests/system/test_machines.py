@@ -31,6 +31,10 @@ def test_numbered_machines():
         machines.fixed(3, 3, "a", 29500, run_id="r", name="x")
 
 
+def come(host, run_id, head=None):
+    return machines.first_come(2, host, 7, run_id=run_id, name="x", head=head, shared=b"ours")
+
+
 NAMES = {"short": "", "long": "x" * 200, "not ASCII": "ü" * 60, "not UTF-8": "\udcff"}
 
 
@@ -41,26 +45,26 @@ def test_the_first_on_the_named_machine_is_the_head(name):
     run_id = f"{name}-first-{os.getpid()}"
     code = (
         "import sys; from hpclaunch.system.hosts import machines\n"
-        "it = machines.first_come(2, 'localhost', 7, run_id=sys.argv[1], name='x', head=None)\n"
+        "who = {'name': 'x', 'head': None, 'shared': sys.argv[2].encode()}\n"
+        "it = machines.first_come(2, 'localhost', 7, run_id=sys.argv[1], **who)\n"
         "print(it.index)"
     )
 
-    def another():
-        done = subprocess.run([sys.executable, "-c", code, run_id], capture_output=True, text=True)
-        return done.stdout.strip()
+    def another(shared="ours"):
+        words = [sys.executable, "-c", code, run_id, shared]
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
     assert another() == "0"
-    here = machines.first_come(2, "localhost", 7, run_id=run_id, name="x", head=None)
+    here = come("localhost", run_id)
     assert (here.index, here.has_place) == (0, True)
     assert another() == "1"
+    assert another("theirs") == "0", "who does not have the secret cannot make the same claim"
 
 
 def test_a_machine_elsewhere_is_no_head_unless_it_says_so():
-    def come(head):
-        return machines.first_come(2, "192.0.2.1", 7, run_id=f"b{head}", name="x", head=head)
-
-    assert (come(None).index, come(None).has_place) == (1, False)
-    assert come(True).index == 0
+    here = come("192.0.2.1", "b")
+    assert (here.index, here.has_place) == (1, False)
+    assert come("192.0.2.1", "b", head=True).index == 0
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", socket.gethostname()])

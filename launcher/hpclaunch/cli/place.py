@@ -13,6 +13,7 @@ from hpclaunch.core.protocol.model import HEAD, Allocation
 from hpclaunch.core.protocol.node_facts import LaunchNote, LaunchNoteKind
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.system.hosts import machines, slurm
+from hpclaunch.system.network import secret
 
 STATIC_PORT, C10D_PORT = 29500, 29400  # torchrun's own defaults
 MEETING_BACKENDS = (None, "static", "c10d")  # backends whose endpoint is on the first machine
@@ -24,7 +25,7 @@ def locate(
     options: argparse.Namespace, environ: Mapping[str, str], *, unique: str
 ) -> tuple[Allocation, list[LaunchNote]]:
     """Return the allocation, and what the user should know about it."""
-    within = worker_environment.is_within(environ)
+    own, within = environ, worker_environment.is_within(environ)
     if within:
         environ = {}  # Slurm's variables describe the launcher whose worker this is
     step = slurm.in_step(environ)
@@ -44,7 +45,7 @@ def locate(
                 where = replace(where, endpoint=endpoint)
             return where, _contradictions(options, environ, where)
     if several:
-        return _machines(options, unique)
+        return _machines(options, own, unique)
     if options.node_rank:
         raise UsageError(f"--node-rank {options.node_rank} needs --nnodes, the number of machines")
     where = slurm.allocation(environ, unique=unique)
@@ -125,7 +126,9 @@ def _is_here(host: str, name: str) -> bool:
     return host in known or machines.is_local(host)
 
 
-def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, list[LaunchNote]]:
+def _machines(
+    options: argparse.Namespace, environ: Mapping[str, str], unique: str
+) -> tuple[Allocation, list[LaunchNote]]:
     fewest, most = options.nnodes
     backend = options.rdzv_backend or "static"
     run_id = options.rdzv_id or "none"
@@ -150,7 +153,10 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
         if not host:
             raise UsageError("--rdzv-backend c10d needs --rdzv-endpoint HOST:PORT")
         head = _is_host(options.rdzv_conf or {})
-        where = machines.first_come(most, host, port, run_id=run_id, name=name, head=head)
+        shared = secret.load_or_create(secret.secret_path(environ))
+        where = machines.first_come(
+            most, host, port, run_id=run_id, name=name, head=head, shared=shared
+        )
     else:
         raise UsageError(
             f"--rdzv-backend {backend} is not needed and not supported: give --rdzv-backend c10d "

@@ -24,16 +24,26 @@ def fixed(rank: int, machines: int, host: str, port: int, *, run_id: str, name: 
 
 
 def first_come(
-    machines: int, host: str, port: int, *, run_id: str, name: str, head: bool | None
+    machines: int,
+    host: str,
+    port: int,
+    *,
+    run_id: str,
+    name: str,
+    head: bool | None,
+    shared: bytes,
 ) -> Allocation:
     """Return the allocation of machines that are numbered in the order in which they report; the
     one that `host` names is the head.
 
     `head` (is_host in --rdzv-conf) overrules that. Of several agents on that machine the first one
-    is the head.
+    is the head. Without the secret that they have `shared`, nobody can predict its claim.
     """
+    import hmac  # loads OpenSSL, which only an agent that meets others needs
+
     is_there = is_local(host) if head is None else head
-    claimed = claim(f"{port} {run_id}") if is_there else None
+    digest = hmac.digest(shared, os.fsencode(f"hpclaunch head {port} {run_id}"), "sha256")
+    claimed = claim(digest.hex()) if is_there else None
     if claimed is not None:
         _claims.append(claimed)
     index = 1 if claimed is None else HEAD
