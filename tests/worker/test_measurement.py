@@ -38,10 +38,14 @@ def miscount(a, b, out=None):
     return result
 
 def garble(tensor, *args):
-    tensor[7] += 1
+    tensor[-1] += 1
     return reduce(tensor, *args)
 
 spoil = garble
+
+def receive_wrong(tensor, *args):
+    reduce(tensor, *args)
+    tensor[-1] += len(tensor) > 9  # not in what the ranks agree on
 
 def stop(a, b, out=None):
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -73,7 +77,7 @@ for rank in range(world):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
         os.environ.update(GROUP_RANK=str(rank // int(per_node)))
         fault = faults.get(str(rank))
-        if fault in ("garble", "spoil", "pause"):
+        if fault in ("garble", "spoil", "receive_wrong", "pause"):
             dist.all_reduce = vars()[fault]
         elif fault:
             torch.mm = vars()[fault]
@@ -154,6 +158,13 @@ def test_a_rank_that_computes_wrong_results_is_named(measured):
     assert second.endswith("cannot compute: CUDA error: an illegal memory access was encountered")
     assert third.startswith("all-reduce between rank 0 on ")
     assert third.endswith("a wrong sum: data was corrupted")
+
+
+def test_a_sum_that_only_the_second_of_a_pair_finds_wrong_is_named_so(measured):
+    codes, err, rows = measured(2, {1: "receive_wrong"}, per_node=1)
+    assert (codes, err) == ([0, 0], "")
+    (link,) = wrong(rows)
+    assert link.endswith("a wrong sum: data was corrupted")
 
 
 def test_a_rank_that_hangs_is_named_and_ends_the_round(measured):

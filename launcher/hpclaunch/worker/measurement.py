@@ -274,12 +274,14 @@ def all_reduce(store: PrefixStore, device: Device, backend: str, *, is_second: b
         return time.perf_counter() - start
 
     timed()  # connects
-    if not bool((tensor == 3).all()):
+    is_wrong = not bool((tensor == 3).all())
+    # Both ranks have to agree on whether the sum was right, and on the number of times.
+    agreed = torch.tensor([timed(), is_wrong], dtype=torch.float32, device=place)
+    dist.all_reduce(agreed, dist.ReduceOp.MAX)
+    longest, wrong = agreed.tolist()
+    if is_wrong or wrong:
         raise WrongSumError("a wrong sum: data was corrupted")
-    # Both ranks have to agree on the number of times.
-    longest = torch.tensor([timed()], device=place)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    times = max(2, min(WINDOWS, int(SPAN / 2 / longest.item())))
+    times = max(2, min(WINDOWS, int(SPAN / 2 / longest)))
     return speed_of(size / 1e9, [timed() for _ in range(times)])
 
 
