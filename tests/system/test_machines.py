@@ -19,20 +19,20 @@ def claims():
 
 
 def test_numbered_machines():
-    head = machines.fixed(0, 3, "a", 29500, run_id="r", name="x")
-    last = machines.fixed(2, 3, "a", 29500, run_id="r", name="y")
-    here = socket.gethostname()
-    assert [p.host for p in head.places] == [here, "machine 1", "machine 2"]
-    assert [p.host for p in last.places] == ["a", "machine 1", here]
+    head = machines.fixed(0, 3, "a", 29500, run_id="r", name="x", here="n1")
+    last = machines.fixed(2, 3, "a", 29500, run_id="r", name="y", here="n3")
+    assert [p.host for p in head.places] == ["n1", "machine 1", "machine 2"]
+    assert [p.host for p in last.places] == ["a", "machine 1", "n3"]
     assert (head.index, last.index) == (0, 2)
     assert head.identity == last.identity, "the keys are the same"
     assert last.endpoint == ("a", 29500)
     with pytest.raises(UsageError, match="--node-rank 3"):
-        machines.fixed(3, 3, "a", 29500, run_id="r", name="x")
+        machines.fixed(3, 3, "a", 29500, run_id="r", name="x", here="n1")
 
 
 def come(host, run_id, head=None):
-    return machines.first_come(2, host, 7, run_id=run_id, name="x", head=head, shared=b"ours")
+    who = {"name": "x", "here": "n1", "head": head, "shared": b"ours"}
+    return machines.first_come(2, host, 7, run_id=run_id, **who)
 
 
 NAMES = {"short": "", "long": "x" * 200, "not ASCII": "ü" * 60, "not UTF-8": "\udcff"}
@@ -45,7 +45,7 @@ def test_the_first_on_the_named_machine_is_the_head(name):
     run_id = f"{name}-first-{os.getpid()}"
     code = (
         "import sys; from hpclaunch.system.hosts import machines\n"
-        "who = {'name': 'x', 'head': None, 'shared': sys.argv[2].encode()}\n"
+        "who = {'name': 'x', 'here': 'n1', 'head': None, 'shared': sys.argv[2].encode()}\n"
         "it = machines.first_come(2, 'localhost', 7, run_id=sys.argv[1], **who)\n"
         "print(it.index)"
     )

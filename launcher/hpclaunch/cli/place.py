@@ -131,7 +131,7 @@ def _machines(
 ) -> tuple[Allocation, list[LaunchNote]]:
     fewest, most = options.nnodes
     backend = options.rdzv_backend or "static"
-    run_id = options.rdzv_id or "none"
+    run_id, here = options.rdzv_id or "none", slurm.own_name(environ)
     name = f"local-{unique}" if options.rdzv_id is None else f"{plain(run_id)}-{unique}"
     if backend == "static":
         if options.rdzv_endpoint:
@@ -147,7 +147,7 @@ def _machines(
                 "start hpclaunch with srun"
             )
         rank = options.node_rank or 0
-        where = machines.fixed(rank, most, host, port, run_id=run_id, name=name)
+        where = machines.fixed(rank, most, host, port, run_id=run_id, name=name, here=here)
     elif backend == "c10d":
         host, port = _host_and_port(options.rdzv_endpoint or "", C10D_PORT)
         if not host:
@@ -155,7 +155,7 @@ def _machines(
         head = _is_host(options.rdzv_conf or {})
         shared = secret.load_or_create(secret.secret_path(environ))
         where = machines.first_come(
-            most, host, port, run_id=run_id, name=name, head=head, shared=shared
+            most, host, port, run_id=run_id, name=name, here=here, head=head, shared=shared
         )
     else:
         raise UsageError(

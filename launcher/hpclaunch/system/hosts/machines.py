@@ -16,11 +16,15 @@ from hpclaunch.core.protocol.values import replace
 _claims: list[socket.socket] = []  # held for as long as this process lives
 
 
-def fixed(rank: int, machines: int, host: str, port: int, *, run_id: str, name: str) -> Allocation:
-    """Return the allocation of machines that the user has numbered; number 0 is at `host`."""
+def fixed(
+    rank: int, machines: int, host: str, port: int, *, run_id: str, name: str, here: str
+) -> Allocation:
+    """Return the allocation of machines that the user has numbered; number 0 is at `host`. `here`
+    is the name of this machine.
+    """
     if rank >= machines:
         raise UsageError(f"--node-rank {rank}, but --nnodes {machines}: ranks begin at 0")
-    return _allocation(rank, machines, host, port, run_id=run_id, name=name)
+    return _allocation(rank, machines, host, port, run_id=run_id, name=name, here=here)
 
 
 def first_come(
@@ -30,6 +34,7 @@ def first_come(
     *,
     run_id: str,
     name: str,
+    here: str,
     head: bool | None,
     shared: bytes,
 ) -> Allocation:
@@ -47,16 +52,16 @@ def first_come(
     if claimed is not None:
         _claims.append(claimed)
     index = 1 if claimed is None else HEAD
-    where = _allocation(index, machines, host, port, run_id=run_id, name=name)
+    where = _allocation(index, machines, host, port, run_id=run_id, name=name, here=here)
     return replace(where, has_place=claimed is not None)
 
 
 def _allocation(
-    index: int, machines: int, host: str, port: int, *, run_id: str, name: str
+    index: int, machines: int, host: str, port: int, *, run_id: str, name: str, here: str
 ) -> Allocation:
     # The others' names are known once they report; they are not needed to find the head.
     names = [host, *map(a_machine, range(1, machines))]
-    names[index] = socket.gethostname()
+    names[index] = here
     places = tuple(Place(i, i, n) for i, n in enumerate(names))
     identity = f"machines {machines} {run_id} {port}"
     return Allocation(name, identity, places, index, (host, port), is_step=False)
