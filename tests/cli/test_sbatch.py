@@ -345,6 +345,17 @@ def test_a_mistake_is_one_line(sbatch, args, says):
     assert len(err.splitlines()) == 1
 
 
+def test_an_environment_of_conda_needs_a_profile_that_can_activate_it(cwd, sbatch):
+    (cwd / "torch" / "conda-meta").mkdir(parents=True)
+    (cwd / "my.toml").write_text("activate = 'source activate {venv}'")
+    code, out, err = sbatch("--venv", "torch", "train.py")
+    assert (code, out) == (2, "")
+    assert "an environment of conda, for which the site's profile has no `activate`" in err
+    code, out, _ = sbatch("--profile", "my.toml", "--venv", "torch", "train.py")
+    assert code == 0
+    assert "\nsource activate torch\n" in out
+
+
 @pytest.mark.starts
 @pytest.mark.parametrize(
     ("does", "says"),

@@ -325,7 +325,10 @@ def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
     if chosen.venv is None:
         return lines if inside else [*lines, *profile.environment]
     if profile.activate == Profile().activate and not os.path.exists(f"{chosen.venv}/bin/activate"):
-        raise UsageError(f"--venv {chosen.venv}: no virtual environment, it has no bin/activate")
+        why = "no virtual environment, it has no bin/activate"
+        if os.path.isdir(f"{chosen.venv}/conda-meta"):
+            why = "an environment of conda, for which the site's profile has no `activate`"
+        raise UsageError(f"--venv {chosen.venv}: {why}")
     return [*lines, profile.activate.replace("{venv}", shlex.quote(chosen.venv))]
 
 
