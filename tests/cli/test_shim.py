@@ -318,6 +318,8 @@ def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
         executable = report(cwd)["executable"]
         assert is_hpclaunch(done, cwd)
         assert executable == (sys.executable if way == "none of Python's" else python), way
+        unknown = f"the Python of {torchrun} is not known: the workers use {sys.executable}, unless"
+        assert (unknown in done.stderr) == (way == "none of Python's"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,10 @@ EXAMPLES: tuple[Fact, ...] = (
             LaunchNoteKind.CPUS: {"workers": 8, "cpus": 4},
             LaunchNoteKind.CORES: {"cores": 1},
             LaunchNoteKind.PYTHON: {"command": "python"},
+            LaunchNoteKind.TORCHRUN: {
+                "torchrun": "/apps/torch/bin/torchrun",
+                "python": "/home/you/env/bin/python",
+            },
             LaunchNoteKind.WITHOUT_EFFECT: {"--monitor-interval": "failures are seen at once"},
             LaunchNoteKind.LOGS_IN_USE: {"asked": "logs", "directory": "logs/71.0"},
             LaunchNoteKind.LOGS_FOREIGN: {"directory": "hpclaunch-logs-1001/71.0"},

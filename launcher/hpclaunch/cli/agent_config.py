@@ -39,7 +39,7 @@ from hpclaunch.system.processes import affinity
 from hpclaunch.system.shared import open_file_limit, slurm_steps, standard_input
 
 from .place import HONOURED, MEETING_BACKENDS, SLURM_HONOURED, locate
-from .program import Program, program
+from .program import Program, program, torchrun_of_unknown_python
 from .run import (
     another_run,
     beyond_the_usual,
@@ -359,6 +359,9 @@ def _notes(
     notes = [*count.notes]
     if command := task.program.note:
         notes.insert(0, LaunchNote(host, LaunchNoteKind.PYTHON, {"command": command}))
+    if torchrun := torchrun_of_unknown_python(options, environ):
+        paths = {"torchrun": torchrun, "python": task.program.python}
+        notes.append(LaunchNote(host, LaunchNoteKind.TORCHRUN, {**paths}))
     if idle := _without_effect(options, environ, where):
         notes.append(LaunchNote(host, LaunchNoteKind.WITHOUT_EFFECT, {**idle}))
     workers = where.tasks_here * count.nproc

@@ -85,6 +85,16 @@ def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str
     return options.interpreter or sys.executable
 
 
+def torchrun_of_unknown_python(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """Return the torchrun in whose place this launcher is, if its interpreter is not known, as that
+    of a shell script; "" otherwise.
+    """
+    if options.in_place_of != "torchrun" or options.interpreter or environ.get("PYTHON_EXEC"):
+        return ""
+    torchrun = which("torchrun")
+    return "" if torchrun is None or _interpreter_of(torchrun) else torchrun
+
+
 def _interpreter_of(path: str | None) -> str:
     """Return the Python interpreter of a script, or "" if there is none."""
     if path is None:

@@ -50,6 +50,8 @@ LAUNCH_NOTES = {
     "--cpus-per-task=N too)",
     LaunchNoteKind.PYTHON: "{command} before the script is not needed: hpclaunch starts the "
     "interpreter itself",
+    LaunchNoteKind.TORCHRUN: "the Python of {torchrun} is not known: the workers use {python}, "
+    "unless PYTHON_EXEC names another",
     LaunchNoteKind.LOGS_IN_USE: "the log directory {asked} is in use: this launch's is {directory}",
     LaunchNoteKind.LOGS_FOREIGN: "hpclaunch-logs belongs to another user: the logs are in "
     "{directory}",

@@ -30,6 +30,7 @@ class LaunchNoteKind(str, Enum):
     CPUS = "cpus"  # there are fewer CPUs than workers: workers, cpus
     CORES = "cores"  # a worker with a GPU has few cores: cores
     PYTHON = "python"  # an interpreter was named before the script: command
+    TORCHRUN = "torchrun"  # the Python of torchrun in PATH is not known: torchrun, python
     WITHOUT_EFFECT = "without effect"  # options, each with the reason
     LOGS_IN_USE = "logs in use"  # another launch uses the log directory: asked, directory
     LOGS_FOREIGN = "logs foreign"  # the log directory belongs to another user: directory
