@@ -269,8 +269,9 @@ def test_a_heterogeneous_job(monkeypatch, which, nodelist):
     assert launches.all_launches({}) == launches.LaunchList([leading], [])
 
 
-def test_filters_of_the_user_for_squeue_hide_no_job():
-    theirs = {"SQUEUE_PARTITION": "gpu", "SQUEUE_STATES": "PENDING", "SLURM_CONF": "/slurm.conf"}
+def test_filters_of_the_user_for_slurms_commands_hide_no_job():
+    theirs = {"SCANCEL_PARTITION": "gpu"}
+    theirs |= {"SQUEUE_PARTITION": "gpu", "SQUEUE_STATES": "PENDING", "SLURM_CONF": "/slurm.conf"}
     assert slurm_steps.environment(theirs) == {"SLURM_CONF": "/slurm.conf"}
 
 

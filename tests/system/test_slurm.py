@@ -124,6 +124,14 @@ def test_elements_that_slurm_does_not_cancel(tmp_path, monkeypatch, states, is_r
         requeue.cancel_rest("70")
 
 
+def test_the_users_options_for_scancel_spare_no_element(tmp_path, monkeypatch):
+    (tmp_path / "scancel").write_text('#!/bin/sh\n[ -z "$SCANCEL_PARTITION" ] || exit 1\n')
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SCANCEL_PARTITION", "gpu")
+    requeue.cancel_rest("70")
+
+
 def test_launches_of_one_step_differ_by_their_ids():
     """The names are parts of paths, and end with the number of the run."""
     again = {**STEP, "SLURM_RESTART_COUNT": "1"}

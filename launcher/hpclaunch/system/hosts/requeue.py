@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Mapping
 
@@ -75,7 +76,7 @@ def cancel_rest(array: str) -> None:
 def _run(*command: str) -> None:
     """Run a command of Slurm. Raises RefusedError."""
     try:
-        ended = slurm_steps.run(command, None, LIMIT)
+        ended = slurm_steps.run(command, slurm_steps.environment(os.environ), LIMIT)
     except OSError as e:
         raise RefusedError(f"{command[0]}: {e.strerror}") from e
     if ended.complaint:

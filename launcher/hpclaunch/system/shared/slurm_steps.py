@@ -29,7 +29,7 @@ SRUN = (
     "--wait=0",
 )
 # Slurm's commands would take these as options: those of this job or step, or of the user.
-OPTIONS = ("SLURM_", "SRUN_", "SQUEUE_")
+OPTIONS = ("SLURM_", "SRUN_", "SQUEUE_", "SCANCEL_")
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
