@@ -9,13 +9,15 @@ from test_screens import LAUNCHES, SAVED, a_job, a_launch, an_agent
 
 from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.gpu_use import GpuUse
-from hpclaunch.core.protocol.job_snapshot import NodeGpu
+from hpclaunch.core.protocol.job_snapshot import AgentState, NodeGpu
 from hpclaunch.core.protocol.metrics import MetricKind
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe.job_metrics import job_metrics
 from hpclaunch.observe.job_report import report
+from hpclaunch.observe.job_screen import job_screen
 from hpclaunch.observe.launches import Launch
 from hpclaunch.observe.ledger_entries import LedgerEntry
+from hpclaunch.observe.text_style import TextStyle
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_celsius", "_watts")
 GPU = NodeGpu(3, "GPU-5fd4f087", GpuUse(0.5, 40 << 30, 80 << 30, 61, 512.0))
@@ -102,6 +104,17 @@ def test_a_job_in_trouble():
     assert values["hang_timeout_seconds",] == 10
     values = values_of(LAUNCHES["ending"])
     assert (values["over",], values["exit_code",]) == (1, 143)
+
+
+def test_ranks_that_have_ended_do_not_hide_that_the_others_do_nothing():
+    ended = an_agent(1, state=AgentState.DONE, still=0.0, hang=5.0)
+    launch = a_launch(a_job(an_agent(0, still=500.0, hang=600.0), ended))
+    values = values_of(launch)
+    assert values["last_progress_timestamp_seconds",] == pytest.approx(1.7e9 - 500)
+    assert values["hang_timeout_seconds",] == 600
+    warning = "no worker has done anything for 8 m 20 s; after 10 m 00 s that is a hang"
+    assert f"  {warning}" in job_screen(launch, TextStyle(80))
+    assert values_of(a_launch(a_job(ended)))["last_progress_timestamp_seconds",] == 1.7e9
 
 
 @pytest.mark.parametrize("given", [False, True])

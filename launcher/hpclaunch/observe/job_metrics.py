@@ -99,12 +99,10 @@ def _add_progress(families: _Families, job: JobSnapshot, at: float) -> None:
     families.add("round_steps", what, job.steps)
     families.add("step_duration", "A step, over the last minute.", job.pace, "seconds")
     if job.running:
-        still = min(agent.still for agent in job.running)
         what = "When a worker last showed a sign of life."
-        families.add("last_progress_timestamp", what, at - still, "seconds")
-        limit = min((agent.hang for agent in job.running if agent.hang), default=None)
+        families.add("last_progress_timestamp", what, at - job.still, "seconds")
         what = "After this time without a sign of life of any worker, the round hangs."
-        families.add("hang_timeout", what, limit, "seconds")
+        families.add("hang_timeout", what, job.hang_limit, "seconds")
     what = "1 while the others wait for one rank or node, step after step."
     families.add("straggler_named", what, bool(job.straggler))
     if (saved := job.checkpoint) is not None:

@@ -171,11 +171,10 @@ def _phases(job: JobSnapshot) -> list[str]:
 def _warnings(job: JobSnapshot) -> Iterable[str]:
     if text := ending(job):
         yield text
-    still = min((agent.still for agent in job.running), default=0.0)
-    if still >= STILL:
-        limits = [agent.hang for agent in job.running if agent.hang]
-        limit = f"; after {duration(min(limits))} that is a hang" if limits else ""
-        yield f"no worker has done anything for {duration(still)}{limit}"
+    if job.still >= STILL:
+        limit = job.hang_limit
+        then = "" if limit is None else f"; after {duration(limit)} that is a hang"
+        yield f"no worker has done anything for {duration(job.still)}{then}"
     if job.straggler:
         yield f"the others wait for {job.straggler}, step after step"
 

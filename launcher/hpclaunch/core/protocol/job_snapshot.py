@@ -132,6 +132,21 @@ class JobSnapshot:
         """The number of steps of the furthest rank in this round."""
         return max((agent.made for agent in self.running), default=0)
 
+    @property
+    def still(self) -> float:
+        """The time without a sign of life of any worker; 0 if all have ended."""
+        return min((agent.still for agent in self._unfinished), default=0.0)
+
+    @property
+    def hang_limit(self) -> float | None:
+        """The value of `still` that means a hang; None if none does."""
+        return min((agent.hang for agent in self._unfinished if agent.hang), default=None)
+
+    @property
+    def _unfinished(self) -> tuple[AgentSnapshot, ...]:
+        """The agents whose workers have not all ended with 0: the others report no progress."""
+        return tuple(agent for agent in self.running if agent.state is not AgentState.DONE)
+
 
 @value(frozen=True)
 class NodeGpu:
