@@ -60,8 +60,7 @@ def past_rounds(ends: Sequence[facts.RoundEnded], now: float) -> tuple[PastRound
     def why(end: facts.RoundEnded) -> str:
         if end.is_programs_fault:
             return how(end.failures[0])
-        lost = (f"{e.host} is cordoned: {e.why}" if e.is_unfit else e.why for e in end.lost)
-        return "; ".join(lost) or of_round(end).text
+        return "; ".join(lost.why for lost in end.lost) or of_round(end).text
 
     return tuple(
         PastRound(end.round, now - end.seen, end.ranks, why(end), is_fault=end.is_programs_fault)

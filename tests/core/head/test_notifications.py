@@ -26,6 +26,7 @@ from hpclaunch.core.protocol.facts import (
     RoundEnded,
 )
 from hpclaunch.core.protocol.model import EndKind, Failure, Grow, Request, Requeueing
+from hpclaunch.observe.job_report import report
 from hpclaunch.observe.notifications import STORM, Notifications, Topic
 
 
@@ -212,6 +213,24 @@ def test_a_cordoned_node_is_reported_once():
     assert cordoned.text == "n2 is cordoned: GPU 1 ECC: 3 uncorrected memory errors"
     assert cordoned.details["node"] == "n2"
     assert cordoned.details["reason"] == "GPU 1 ECC: 3 uncorrected memory errors"
+
+
+def test_the_end_of_a_round_names_the_node_that_is_unfit():
+    crew = Crew("n0 n1 n2", fewest=2, health=True)
+    crew.start(0, 1, 2)
+    for agent in (0, 1, 2):
+        crew.feed(agent, HealthFound())
+    crew.until(5.0)
+    crew.feed(2, HealthFound("GPU 3: does not answer"))
+    crew.until(15.0)
+    for agent in (0, 1):
+        crew.feed(agent, HealthFound())
+    crew.until(30.0)
+    ended, why = last(crew, Topic.ROUND_ENDED), "n2 is cordoned: GPU 3: does not answer"
+    assert (ended.text, ended.details) == (why, {"cause": "node unfit"})
+    (found,) = report([crew.launch(0)]).ends
+    assert (found.text, found.lost) == (why, (why,))
+    assert [past.why for past in crew.past_rounds()] == [why]
 
 
 def test_a_hang_is_reported_as_on_the_console():

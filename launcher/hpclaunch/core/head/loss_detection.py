@@ -162,6 +162,6 @@ class LossDetector:
         current = self.state.current
         if current is not None and peer.assignment is not None:
             current.ends.add(EndReason.LOSS)
-            why = peer.why_lost or peer.unfit
+            why = peer.why_lost or f"{peer.host} is cordoned: {peer.unfit}"
             lost = facts.LostNode(peer.host, why, is_unfit=not peer.is_lost)
             current.lost.setdefault(peer.place.node, lost)

@@ -105,7 +105,7 @@ class LostNode:
     """A node that took part in a round until it was lost or cordoned."""
 
     host: str
-    why: str
+    why: str  # with the host
     is_unfit: bool  # True: something on it is broken; False: its agent is lost
 
 
