@@ -71,9 +71,11 @@ class Notifications:
                 lost: dict[str, Detail] = {"cause": EndCause.LOST.value}
                 yield Notification(Topic.ROUND_ENDED, words(fact), number, lost)
             case facts.RoundBegan():
+                self._keeps_spares = fact.keeps_spares
+                if fact.keeps_spares:
+                    self._spares.update(fact.came)  # a new head does not know the spares before
                 yield from self._exhausted(set(fact.spares), fact.round, fact.nodes)
                 self._round, self._nodes = fact.round, fact.nodes
-                self._keeps_spares = fact.keeps_spares
                 yield _began(fact)
             case facts.RoundEnded() if fact.is_early:
                 yield from self._round_ended(fact, now)

@@ -132,6 +132,16 @@ def test_a_lost_node_and_the_last_spare():
     assert topics(crew).count(Topic.SPARES_EXHAUSTED) == 1
 
 
+def test_the_last_spare_takes_the_place_of_the_lost_head():
+    crew = training("n0 n1 n2 n3", fewest=2, most=3)
+    crew.kill(0)
+    crew.until(20.0)
+    assert crew.heads == [1]
+    assert topics(crew)[1:] == [Topic.ROUND_ENDED, Topic.SPARES_EXHAUSTED, Topic.ROUND_BEGAN]
+    exhausted, began = crew.notifications[-2:]
+    assert (exhausted.round, exhausted.details) == (began.round, {"nodes": 3})
+
+
 def test_another_head_reports_that_it_leads_once_a_quorum_follows_it():
     crew = training("n0 n1 n2", fewest=2)
     crew.kill(0)
