@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from hpclaunch.core.protocol import host_lists
 from hpclaunch.core.protocol.facts import (
     Category,
     EndReason,
@@ -18,6 +19,8 @@ from hpclaunch.core.protocol.facts import (
     SeatUse,
 )
 from hpclaunch.core.protocol.model import Origin, Verdict
+from hpclaunch.observe.job_report import report
+from hpclaunch.observe.job_report_text import text
 from hpclaunch.observe.launches import account
 from hpclaunch.observe.ledger import MOST_ENDS, MOST_ENTRIES, Ledger, ledger_of
 
@@ -25,6 +28,10 @@ TRAINING, REDONE, IMPORTS = Category.TRAINING, Category.REDONE, Category.IMPORTS
 DETECTION, RESTART, SPARE = Category.DETECTION, Category.RESTART, Category.SPARE
 UNKNOWN, END, WAITING = Category.UNKNOWN, Category.END, Category.WAITING
 DONE = Verdict(0, "all workers ended with 0", Origin.DONE)
+
+
+def no_time(_at, _form):
+    return ""
 
 
 def begins(at, number=0, *, term=0, age=None, saves=False):
@@ -297,3 +304,14 @@ def test_a_ledger_is_of_bounded_size_and_loses_no_second():
     assert len(launch.ends) == MOST_ENDS
     assert launch.ends[0].round == 0  # the first one stays, and the last ones
     assert launch.ends[-1].round == rounds - 1
+    found = report([launch])
+    assert found.rounds == rounds
+    assert found.ends_left_out == rounds - MOST_ENDS
+    assert f"  and {rounds - 3} more: --json has {MOST_ENDS} of all" in text(found, "logs", no_time)
+
+
+def test_all_nodes_are_known():
+    names = [f"n{i}" for i in range(200)]
+    use = SeatUse(0, {TRAINING: 200.0}, nodes={TRAINING: host_lists.written(names)})
+    launch = launch_of([(0, use), (9, use)])
+    assert report([launch]).nodes == tuple(names)

@@ -60,6 +60,7 @@ class JobReport:
     goodput: float
     steps_seen: bool  # False: all time after the rendezvous counts as training
     ends: tuple[EndReport, ...]
+    ends_left_out: int  # if there are many, `ends` has the first and the last ones
 
     @property
     def outcome(self) -> JobOutcome | None:
@@ -80,7 +81,6 @@ def report(launches: Sequence[Launch]) -> JobReport:
     sums, last = account(launches), launches[-1]
     verdict = last.verdict
     found = Diagnosis(EndCause.OTHER, "") if verdict is None else of_job(verdict)
-    rounds = [{entry.round for entry in each.entries} - {None} for each in launches]
     return JobReport(
         format=FORMAT,
         launches=tuple(launch.name for launch in launches),
@@ -92,7 +92,7 @@ def report(launches: Sequence[Launch]) -> JobReport:
         reason="" if verdict is None else verdict.reason,
         cause="" if verdict is None else found.cause.value,
         restarts=sum(launch.restarts for launch in launches),
-        rounds=sum(map(len, rounds)),
+        rounds=sum(launch.rounds for launch in launches),
         seats=sums.seats,
         seat=last.seat,
         seconds={category.value: seconds for category, seconds in sums.spent.items()},
@@ -100,6 +100,7 @@ def report(launches: Sequence[Launch]) -> JobReport:
         goodput=sums.goodput,
         steps_seen=sums.steps_seen,
         ends=tuple(map(end_report, round_ends(launches))),
+        ends_left_out=sum(launch.ends_left_out for launch in launches),
     )
 
 

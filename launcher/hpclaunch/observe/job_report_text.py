@@ -76,8 +76,9 @@ def _ends(report: JobReport, local: LocalTime) -> list[str]:
     form = "%b %d %H:%M:%S" if report.end - report.begin > LONG else "%H:%M:%S"
     for end in shown:
         lines += _end(end, local(end.at, form))
-    if len(report.ends) > len(shown):
-        lines.append(f"  and {len(report.ends) - len(shown)} more: see --json")
+    if more := len(report.ends) - len(shown) + report.ends_left_out:
+        kept = f"--json has {len(report.ends)} of all" if report.ends_left_out else "see --json"
+        lines.append(f"  and {more} more: {kept}")
     return lines
 
 

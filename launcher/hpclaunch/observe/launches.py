@@ -25,9 +25,16 @@ class Launch:
     ends: tuple[RoundEnded, ...] = ()  # of rounds that ended early
     allocated: float | None = None  # since when Slurm's job has had its nodes
     verdict: Verdict | None = None  # None if the end is not known
-    hosts: tuple[str, ...] = ()  # of the first nodes
+    hosts: tuple[str, ...] = ()
     seat: str = "worker"  # or "GPU"
     restarts: int = 0
+    rounds_joined: int = 0  # with earlier ones, to keep the entries few
+    ends_left_out: int = 0  # of rounds that ended early
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return len({entry.round for entry in self.entries} - {None}) + self.rounds_joined
 
     @property
     def begin(self) -> float:

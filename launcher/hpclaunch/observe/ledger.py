@@ -29,7 +29,6 @@ from .ledger_entries import NEVER_SAVED, LedgerEntry, cut_off, joined, rewind
 
 MOST_ENTRIES = 400  # of a ledger; if there are more, the oldest are joined
 MOST_ENDS = 50
-NAMED = 64  # nodes
 SHORTEST = 0.001  # the least divisor, in seconds or seat seconds
 KINDS = (SeatUse, RoundBegan, RoundEnded, HeadChanged, HeadDeposed, NodesAllocated, JobEnded)
 
@@ -40,6 +39,8 @@ class Ledger:
 
     entries: list[LedgerEntry] = field(default_factory=list)  # consecutive
     ends: list[RoundEnded] = field(default_factory=list)  # of rounds that ended early
+    rounds_joined: int = 0  # with earlier ones
+    ends_left_out: int = 0
     use: SeatUse | None = None  # what the seats have done since `since`
     since: float = 0.0
     # The round that has begun and not ended. Until it ends, the time of its workers is UNKNOWN.
@@ -106,14 +107,16 @@ class Ledger:
             tuple(whole.ends),
             allocated=self.allocated,
             verdict=self.verdict,
-            hosts=tuple(self.hosts)[:NAMED],
+            hosts=tuple(self.hosts),
             seat="GPU" if use.are_gpus else "worker",
             restarts=use.restarts,
+            rounds_joined=whole.rounds_joined,
+            ends_left_out=whole.ends_left_out,
         )
 
     def _note_hosts(self, use: SeatUse) -> None:
         for category, hosts in use.nodes.items():
-            if category is not Category.WAITING and len(self.hosts) < NAMED:
+            if category is not Category.WAITING:
                 self.hosts = {**self.hosts, **dict.fromkeys(host_lists.read(hosts))}
 
     def _close(self, at: float) -> None:
@@ -146,6 +149,7 @@ class Ledger:
             self.ends.append(end)
             if len(self.ends) > MOST_ENDS:
                 del self.ends[1]  # the first one stays
+                self.ends_left_out += 1
 
     def _change_head(self, fact: HeadChanged, at: float) -> None:
         """Note that another agent leads from now on. If the earlier head left a round running, the
@@ -194,7 +198,9 @@ class Ledger:
             self.entries = rewind(self.entries, entry.resumed)
         self.entries.append(entry)
         if len(self.entries) > MOST_ENTRIES:
-            self.entries[:2] = [joined(*self.entries[:2])]
+            first, second = self.entries[:2]
+            self.rounds_joined += second.round is not None
+            self.entries[:2] = [joined(first, second)]
 
 
 def _resolved(entry: LedgerEntry, shares: RoundShares | None) -> LedgerEntry:
