@@ -270,5 +270,22 @@ def test_a_line_of_a_job_that_is_over_says_since_when() -> None:
     assert job_line(launch).startswith("71.0: ended 1 m 00 s ago, ")
 
 
+def test_each_node_with_trouble_is_named_once_and_none_is_missing() -> None:
+    def lost(index: int, per_node: int) -> AgentSnapshot:
+        node = index // per_node
+        why = f"the agent on n{node} was lost"
+        return replace(without_ranks(index, AgentState.LOST, why), node=node, host=f"n{node}")
+
+    def shown(number: int, per_node: int) -> list[str]:
+        job = a_job(an_agent(0), *(lost(i, per_node) for i in range(per_node, number)))
+        lines = job_screen(a_launch(job), TextStyle())
+        return [line.strip() for line in lines if "lost" in line]
+
+    of_two = ["the agent on n1 was lost", "the agent on n2 was lost"]
+    assert shown(24, per_node=8) == of_two
+    assert shown(9, per_node=1)[:2] == of_two
+    assert shown(9, per_node=1)[-1] == "lost: n6, n7, n8"
+
+
 def test_a_job_without_a_head() -> None:
     assert job_line(replace(a_launch(None), head="")) == "71.0: it has no head at the moment"

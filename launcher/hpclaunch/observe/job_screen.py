@@ -185,13 +185,18 @@ def _past(job: JobSnapshot) -> Iterable[tuple[str, bool]]:
 
 
 def _without_ranks(job: JobSnapshot) -> Iterable[tuple[str, Colour]]:
-    """Yield the agents without ranks: those with trouble one by one, the others by their state."""
+    """Yield the agents without ranks: nodes with trouble one by one, the others by their state."""
     others = [agent for agent in job.agents if not agent.ranks]
-    for agent in [agent for agent in others if agent.why][:MOST_TROUBLE]:
+    trouble: dict[int, AgentSnapshot] = {}
+    for agent in others:
+        if agent.why and len(trouble) < MOST_TROUBLE:
+            trouble.setdefault(agent.node, agent)
+    for agent in trouble.values():
         lost = agent.state is AgentState.LOST
         yield agent.why if lost else f"{agent.host} is cordoned: {agent.why}", Colour.BAD
     for state in AgentState:
-        hosts = [agent.host for agent in others if agent.state is state and not agent.why]
+        alike = [agent for agent in others if agent.state is state]
+        hosts = [agent.host for agent in alike if not (agent.why and agent.node in trouble)]
         is_over = state is AgentState.LEFT and job.stage is Stage.ENDED  # all of them have left
         if hosts and not is_over:
             yield f"{state.value}: {some(hosts, NAMES)}", COLOURS.get(state, Colour.FAINT)
