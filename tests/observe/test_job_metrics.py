@@ -26,12 +26,13 @@ REPORT = report([Launch("71.0", (LedgerEntry(10.0, 60.0, 2.0, SPENT),))])
 
 
 def values_of(launch):
-    """{(name, labels but for those of the launch): value}"""
+    """{(name, labels but for those of the launch and the agent): value}"""
     found = job_metrics(launch, REPORT, {"hang": 2}, "1.2.3")
+    common = ("hpc_job", "launch", "agent")
     values = {}
     for family in found:
         for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k not in ("hpc_job", "launch")}
+            labels = {k: v for k, v in sample.labels.items() if k not in common}
             key = (family.name.removeprefix("hpclaunch_"), *sorted(labels.values()))
             assert key not in values
             values[key] = sample.value
@@ -64,6 +65,22 @@ def test_an_agent_that_does_not_lead_reports_its_node_alone():
         "leads",
         "snapshot_timestamp_seconds",
     }
+
+
+def test_no_two_agents_of_a_node_have_the_same_series():
+    """Agents may see the same GPUs, and their files may be in one directory."""
+    head = replace(LAUNCHES["two-ranks"], gpus=(GPU,))
+    other = replace(head, agent=1, job=None)
+    series = [
+        {
+            (family.name, *sorted(sample.labels.items()))
+            for family in job_metrics(launch, None, {}, "1.2.3")
+            for sample in family.samples
+        }
+        for launch in (head, other)
+    ]
+    assert len(series[1]) == 7
+    assert not set.intersection(*series)
 
 
 def test_a_running_job():

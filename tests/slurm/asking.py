@@ -56,11 +56,12 @@ def scrape(cluster: Cluster, host: str, *, at: str = "127.0.0.1", port: int = PO
 
 
 def values(families: Iterable[Metric]) -> Metrics:
-    """Return {(name, labels except those of the launch): value}."""
+    """Return {(name, labels except those of the launch and the agent): value}."""
+    common = ("hpc_job", "launch", "agent")
     metrics = {}
     for family in families:
         for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k not in ("hpc_job", "launch")}
+            labels = {k: v for k, v in sample.labels.items() if k not in common}
             metrics[(sample.name.removeprefix("hpclaunch_"), *labels.values())] = sample.value
     return metrics
 

@@ -202,5 +202,6 @@ class Viewing(Adapter):
                 NodeGpu(gpu.index, gpu.uuid, use)
                 for gpu, use in zip(config.gpus, self._health.use, strict=False)
             ),
+            agent=control.index,
         )
         return packing.pack(launch)

@@ -32,8 +32,11 @@ def job_metrics(
     """
     job = launch.job
     families = _Families({"hpc_job": launch.slurm_id or launch.name, "launch": launch.name})
-    families.add("leads", "1 if this agent leads the job.", job is not None)
-    families.add("snapshot_timestamp", "When these metrics were taken.", launch.time, "seconds")
+    agent = {"agent": str(launch.agent)}  # several of a node may write into one directory
+    leads = [(agent, float(job is not None))]
+    families.add("leads", "1 if this agent leads the job.", leads)
+    what = "When these metrics were taken."
+    families.add("snapshot_timestamp", what, [(agent, launch.time)], "seconds")
     _add_gpus(families, launch)
     if job is None:
         return families.found
@@ -154,12 +157,13 @@ OF_GPU: tuple[tuple[str, str, str, Callable[[GpuUse], float | None]], ...] = (
 
 
 def _add_gpus(families: _Families, launch: LaunchSnapshot) -> None:
-    """Add the GPUs of this agent, with the labels of DCGM's exporter."""
-    gpus = [(_gpu_labels(gpu, launch.host), gpu.use) for gpu in launch.gpus]
+    """Add the GPUs of this agent, with the labels of DCGM's exporter and its own."""
+    gpus = [(_gpu_labels(gpu, launch), gpu.use) for gpu in launch.gpus]
     for name, unit, what, number in OF_GPU:
         values = [(labels, n) for labels, use in gpus if (n := number(use)) is not None]
         families.add(name, what, values, unit)
 
 
-def _gpu_labels(gpu: NodeGpu, host: str) -> Labels:
-    return {"gpu": str(gpu.index), "UUID": gpu.uuid, "Hostname": host}
+def _gpu_labels(gpu: NodeGpu, launch: LaunchSnapshot) -> Labels:
+    own = {"gpu": str(gpu.index), "UUID": gpu.uuid, "Hostname": launch.host}
+    return own | {"agent": str(launch.agent)}  # agents may share a GPU

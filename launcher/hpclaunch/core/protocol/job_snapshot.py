@@ -173,4 +173,5 @@ class LaunchSnapshot:
     head: str = ""  # the host of the head, if that is another agent; "" if unknown
     old: float | None = None  # the snapshot's age, if it was read from a file: no agent answers
     gpus: tuple[NodeGpu, ...] = ()  # of this agent; () where they are not read
+    agent: int = 0  # the index of this agent
     format: int = FORMAT
