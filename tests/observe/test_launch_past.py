@@ -17,6 +17,7 @@ from hpclaunch.core.protocol.facts import (
     StragglerNamed,
     StragglerRecovered,
 )
+from hpclaunch.core.protocol.model import NO_RANK
 from hpclaunch.observe.head_facts import facts_of_heads
 from hpclaunch.observe.launch_past import Save, past_of
 from hpclaunch.observe.ledger import Ledger, ledger_of
@@ -49,6 +50,12 @@ def test_what_happened_to_nodes_and_ranks():
         (10.0, "node", "n1 is lost"),
     ]
     assert past.saves == [Save(7.5, 10)]
+    assert [(h.host, h.rank) for h in past.happenings if h.kind == "straggler"] == [("n2", 3)]
+
+
+def test_a_node_that_is_a_straggler_is_no_rank():
+    (happening,) = past_of([(4.0, StragglerNamed("n2", NO_RANK, 0.5, 1.0, ""))]).happenings
+    assert (happening.host, happening.rank) == ("n2", None)
 
 
 def test_what_each_node_did():

@@ -7,6 +7,7 @@ from enum import Enum
 
 from ..core.protocol import facts, host_lists
 from ..core.protocol.facts import Category
+from ..core.protocol.model import NO_RANK
 from ..core.protocol.values import field, value
 from ..core.protocol.wording import plain, who
 from .head_facts import DatedFact
@@ -67,7 +68,8 @@ class LaunchPast:
                     self._come_back(host, at)
             case facts.StragglerNamed(host=host, rank=rank):
                 text = f"the others wait for {who(host, rank)}, step after step"
-                self._add(at, HappeningKind.STRAGGLER, text, host)
+                of_rank = None if rank == NO_RANK else rank
+                self._add(at, HappeningKind.STRAGGLER, text, host, of_rank)
             case facts.CheckpointSaved(step=step, age=age):
                 save = Save(at - (age or 0.0), step)
                 self.saves.append(save)
@@ -89,8 +91,10 @@ class LaunchPast:
             self.out.discard(host)
             self._add(at, HappeningKind.NODE, f"{host} is back", host)
 
-    def _add(self, at: float, kind: HappeningKind, text: str, host: str = "") -> None:
-        self.happenings.append(Happening(at, kind, plain(text), host))
+    def _add(
+        self, at: float, kind: HappeningKind, text: str, host: str = "", rank: int | None = None
+    ) -> None:
+        self.happenings.append(Happening(at, kind, plain(text), host, rank))
 
 
 def past_of(dated: Iterable[DatedFact]) -> LaunchPast:
