@@ -132,6 +132,12 @@ def test_every_note_on_a_launch_has_a_message():
             "",
             "on n1: 7 messages of the launcher are lost: the log directory has stalled",
         ),
+        (
+            LogTroubleKind.STALLED,
+            "1",
+            "",
+            "on n1: 1 message of the launcher is lost: the log directory has stalled",
+        ),
     ],
 )
 def test_what_cannot_be_written(kind, what, why, text):

@@ -287,5 +287,9 @@ def test_each_node_with_trouble_is_named_once_and_none_is_missing() -> None:
     assert shown(9, per_node=1)[-1] == "lost: n6, n7, n8"
 
 
+def test_a_job_of_one_rank() -> None:
+    assert ", 1 rank, " in job_line(a_launch(a_job(an_agent(0, 1))))
+
+
 def test_a_job_without_a_head() -> None:
     assert job_line(replace(a_launch(None), head="")) == "71.0: it has no head at the moment"

@@ -314,7 +314,7 @@ def job_line(launch: LaunchSnapshot) -> str:
     job = launch.job
     if job is None:
         return f"{launch.name}: it {led_from(launch)}"
-    facts = [doing(job), f"round {job.round}", f"{job.ranks} ranks" if job.ranks else ""]
+    facts = [doing(job), f"round {job.round}", count(job.ranks, "rank") if job.ranks else ""]
     facts += [how_far(job), rate(job.pace) if job.pace else "", ending(job)]
     is_silent = launch.old is not None and job.stage is not Stage.ENDED
     facts += ["no longer answers" if is_silent else ""]

@@ -218,7 +218,8 @@ def _log_trouble(fact: facts.LogTrouble) -> str:
         case facts.LogTroubleKind.DUPLICATES:
             return f"on {fact.host}: lines are no longer duplicated to {fact.what}: {fact.why}"
         case facts.LogTroubleKind.STALLED:
-            lost = f"{fact.what} messages of the launcher are lost"
+            what = "1 message" if fact.what == "1" else f"{fact.what} messages"
+            lost = f"{what} of the launcher {'is' if fact.what == '1' else 'are'} lost"
             return f"on {fact.host}: {lost}: the log directory has stalled"
 
 
