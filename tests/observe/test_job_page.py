@@ -8,7 +8,7 @@ import pytest
 from long_jobs import BEGIN, a_launch, pasts_of
 
 from hpclaunch.core.hangs.tracebacks import HangStacks
-from hpclaunch.core.protocol.facts import Category, EndReason, LostNode, RoundEnded
+from hpclaunch.core.protocol.facts import Category, CheckpointSaved, EndReason, LostNode, RoundEnded
 from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Failure, Origin, Verdict
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe import job_page as pages
@@ -220,3 +220,14 @@ def test_every_category_has_a_family():
     """Each category is in exactly one family."""
     named = [category for family in pages.FAMILIES.values() for category in family]
     assert sorted(named) == sorted(Category)
+
+
+def test_a_save_is_shown_once_and_only_if_it_is_of_this_job():
+    launch, _ = a_launch()
+    past = LaunchPast()
+    for at in (launch.begin - 3600, launch.begin + 99.499, launch.begin + 99.501):
+        past.note(CheckpointSaved("7.pt", 7, 100, 0.0), at)
+    page = page_of([launch], [], pasts={launch.name: past})
+    saves = [text for _, kind, text, _ in page.events if kind == "save"]
+    assert saves == ["a checkpoint of step 7 is complete"]
+    assert len([mark for mark in page.time_line.marks if mark.kind == "save"]) == 1

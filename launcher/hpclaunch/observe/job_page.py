@@ -26,6 +26,7 @@ from .text_style import DAY, LocalTime, seat_time
 MOST_TEXT = 200_000  # characters of output and stacks on a page
 MOST_MARKS = 400  # of each kind; of marks at nearly the same place, only the first is drawn
 MOST_EVENTS = 200
+ALIKE = 1.0  # seconds between two records of one event, at most
 NODES = 6
 FAMILIES = {
     "useful": (Category.TRAINING,),
@@ -181,7 +182,7 @@ def job_page(
     ends = round_ends(launches)
     rows = _lanes(launches, pasts, histories, axis)
     points = curves.gathered(histories, axis)
-    happened = _happened(report.ends, ends, pasts.values())
+    happened = _happened(report, ends, pasts.values())
     return JobPage(
         name=plain(some(report.launches, 3)),
         state=STATES.get(report.outcome, "ended"),
@@ -257,19 +258,25 @@ def _facts(
 
 
 def _happened(
-    reports: Sequence[EndReport], ends: Sequence[RoundEnded], pasts: Iterable[LaunchPast]
+    report: JobReport, ends: Sequence[RoundEnded], pasts: Iterable[LaunchPast]
 ) -> list[Happening]:
     """Return what happened, in the order of time."""
-    # Each head records the newest checkpoint that it finds, so one save may be recorded repeatedly.
+    # Each head records the newest checkpoint that it finds: one save may be recorded repeatedly,
+    # and the first one may be older than the job.
     happenings = [each for past in pasts for each in past.happenings]
-    found = list({(round(each.at), each.text): each for each in happenings}.values())
-    for i, (report, end) in enumerate(zip(reports, ends, strict=True)):
-        who = f", {report.who}" if report.who else ""
-        text = plain(f"round {report.round} ended: {report.cause}{who}")
-        kind = HappeningKind.CHANGE if report.cause in WANTED else HappeningKind.FAULT
-        first = end.failures[0] if report.who else None
+    found: list[Happening] = []
+    for each in sorted(happenings, key=lambda happening: (happening.text, happening.at)):
+        is_known = found and found[-1].text == each.text and each.at - found[-1].at < ALIKE
+        is_older = each.kind is HappeningKind.SAVE and each.at < report.begin
+        if not is_known and not is_older:
+            found.append(each)
+    for i, (seen, end) in enumerate(zip(report.ends, ends, strict=True)):
+        who = f", {seen.who}" if seen.who else ""
+        text = plain(f"round {seen.round} ended: {seen.cause}{who}")
+        kind = HappeningKind.CHANGE if seen.cause in WANTED else HappeningKind.FAULT
+        first = end.failures[0] if seen.who else None
         host, rank = ("", None) if first is None else (first.host, first.rank)
-        found.append(Happening(report.at, kind, text, host, rank, f"end-{i}"))
+        found.append(Happening(seen.at, kind, text, host, rank, f"end-{i}"))
     return sorted(found, key=lambda happening: happening.at)
 
 
