@@ -21,7 +21,7 @@ from .job_report import EndReport, JobOutcome, JobReport
 from .launch_past import Happening, HappeningKind, LaunchPast
 from .launches import Launch, job_entries, round_ends
 from .page_lanes import UNITS, TimeAxis
-from .text_style import DAY, LocalTime, seat_time
+from .text_style import DAY, MOMENT, LocalTime, seat_time, share
 
 MOST_TEXT = 200_000  # characters of output and stacks on a page
 MOST_MARKS = 400  # of each kind; of marks at nearly the same place, only the first is drawn
@@ -206,10 +206,6 @@ def job_page(
     )
 
 
-def share(part: float) -> str:
-    return f"{100 * part:.1f} %"
-
-
 # The top of the page
 
 
@@ -227,8 +223,7 @@ def _facts(
     histories: Sequence[AgentHistory],
     local: LocalTime,
 ) -> Iterable[KeyFigure]:
-    form = "%Y-%m-%d %H:%M:%S"
-    begin, end = (local(at, form) for at in (report.begin, report.end))
+    begin, end = (local(at, MOMENT) for at in (report.begin, report.end))
     is_one_day = begin[:10] == end[:10] and report.end - report.begin < DAY
     until = end[11:] if is_one_day else end
     yield KeyFigure(
@@ -250,7 +245,7 @@ def _facts(
     if saves:
         last = max(saves, key=lambda save: save.at)
         step_of = "" if last.step is None else f"step {last.step:,}"
-        ago = f"saved at {local(last.at, form)[11:]}"
+        ago = f"saved at {local(last.at, MOMENT)[11:]}"
         yield KeyFigure("Checkpoint", step_of or ago, ago if step_of else "")
 
 

@@ -12,7 +12,7 @@ from .end_causes import Diagnosis, of_job, of_round
 from .launches import Launch, account, round_ends
 
 FORMAT = 1
-OF_NODES = (EndCause.LOST, EndCause.UNFIT)  # causes for which no worker is at fault
+NODE_CAUSES = (EndCause.LOST, EndCause.UNFIT)  # causes for which no worker is at fault
 
 
 @value(frozen=True)
@@ -107,7 +107,7 @@ def report(launches: Sequence[Launch]) -> JobReport:
 def end_report(end: RoundEnded) -> EndReport:
     """Return the report of a round that ended early."""
     found = of_round(end)
-    by_worker = end.has_failed and found.cause not in OF_NODES
+    by_worker = end.has_failed and found.cause not in NODE_CAUSES
     first = end.failures[0] if by_worker else None
     later = end.failures[1:] if by_worker else end.failures
     return EndReport(

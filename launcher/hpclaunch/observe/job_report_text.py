@@ -7,7 +7,7 @@ import textwrap
 from ..core.protocol.facts import Category
 from ..core.protocol.wording import count, plain, signal_name, some
 from .job_report import EndReport, JobOutcome, JobReport
-from .text_style import LocalTime, seat_time
+from .text_style import MOMENT, LocalTime, seat_time, share
 
 WIDTH = 80
 MOST_ENDS = 3  # shown ends of rounds; others are counted
@@ -15,7 +15,6 @@ MOST_EVIDENCE = 2  # shown frames of a stack
 NODES = 4  # shown names
 LONG = 20 * 3600  # seconds of a job after which times are shown with their day
 BAR = 22  # characters of a full bar
-MOMENT = "%Y-%m-%d %H:%M:%S"
 
 
 def text(report: JobReport, logs: str, local: LocalTime) -> list[str]:
@@ -52,17 +51,17 @@ def _head(report: JobReport, local: LocalTime) -> list[str]:
 
 
 def _seconds(report: JobReport) -> list[str]:
-    lines = [f"goodput {100 * report.goodput:.1f} %", ""]
+    lines = [f"goodput {share(report.goodput)}", ""]
     if not report.steps_seen:
         lines[0] += " (no optimizer steps were seen: all after the rendezvous counts)"
     unit, name = (3600.0, "hours") if report.total >= 3600 else (1.0, "seconds")
     name = f"{report.seat} {name}"
     for category in Category:
         seconds = report.seconds.get(category.value, 0.0)
-        share = seconds / report.total if report.total else 0.0
-        if share >= 0.0005:
-            bar = "#" * round(BAR * share)
-            line = f"  {category.value:18} {seconds / unit:10.2f} {100 * share:6.1f} %  {bar}"
+        part = seconds / report.total if report.total else 0.0
+        if part >= 0.0005:
+            bar = "#" * round(BAR * part)
+            line = f"  {category.value:18} {seconds / unit:10.2f} {share(part):>8}  {bar}"
             lines.append(line.rstrip())
     lines.append(f"  {'in all':18} {report.total / unit:10.2f} {name}")
     return lines

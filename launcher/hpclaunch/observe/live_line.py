@@ -11,7 +11,7 @@ from .text_style import TextStyle, duration
 
 NAMES = 4
 # The phases of workers before their first step, in order, with their names in the line.
-BEFORE_STEPS = {
+PHASE_NAMES = {
     "start": "starting",
     "imports": "imports",
     "rendezvous": "rendezvous",
@@ -56,17 +56,15 @@ def _round(job: JobSnapshot) -> str:
     """Return the phases of the workers. Workers that have not imported torch are reported as
     training, so the line leaves them out.
     """
-    agents = {
-        each: [agent for agent in job.running if agent.doing == each] for each in BEFORE_STEPS
-    }
+    agents = {each: [agent for agent in job.running if agent.doing == each] for each in PHASE_NAMES}
     known = {each: found for each, found in agents.items() if found}
     if job.steps or not known:
         return ""
     ranks = count(job.ranks, "rank")
     everywhere = [each for each, found in known.items() if len(found) == len(job.running)]
     if everywhere:
-        return f"{ranks}: {BEFORE_STEPS[everywhere[0]]}"
-    parts = (f"{BEFORE_STEPS[each]} on {_hosts(found)}" for each, found in known.items())
+        return f"{ranks}: {PHASE_NAMES[everywhere[0]]}"
+    parts = (f"{PHASE_NAMES[each]} on {_hosts(found)}" for each, found in known.items())
     return f"{ranks}: {', '.join(parts)}"
 
 

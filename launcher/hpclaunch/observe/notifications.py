@@ -15,7 +15,7 @@ from ..core.protocol.values import value
 from ..core.protocol.wording import count
 from .console import words
 from .end_causes import of_job, of_round
-from .job_report import OF_NODES
+from .job_report import NODE_CAUSES
 
 STORM, STORM_SECONDS = 3, 600.0  # so many failed rounds in so many seconds are a storm
 
@@ -120,7 +120,7 @@ class Notifications:
         found = of_round(fact)
         details: dict[str, Detail] = {"cause": found.cause.value}
         text, has_failed = found.text, fact.has_failed
-        if has_failed and found.cause not in OF_NODES:
+        if has_failed and found.cause not in NODE_CAUSES:
             first = fact.failures[0]
             text = how(first)
             details |= _who(first.host, first.rank) | {"exit_code": first.code}

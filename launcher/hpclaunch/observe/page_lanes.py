@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from ..core.head.round_shares import CATEGORIES
+from ..core.head.round_shares import BEFORE_STEPS, CATEGORIES
 from ..core.member.moments import AgentHistory, AgentMoment
 from ..core.protocol.facts import Category
 from ..core.protocol.model import Doing
@@ -23,7 +23,7 @@ MOST_BARS = 5_000  # on a page: of more, the shortest are merged
 
 BESIDE = (Category.WAITING, Category.SPARE, Category.LOST)  # shown if the job did nothing else
 UNITS = 20_000  # of a drawing, from its left to its right
-BEFORE_STEPS = (Doing.START, Doing.IMPORTS, Doing.RENDEZVOUS, Doing.LOADING)
+PREPARING = tuple(doing for doing, category in CATEGORIES.items() if category in BEFORE_STEPS)
 
 
 @value(frozen=True)
@@ -132,7 +132,7 @@ def _round_bars(moments: Sequence[AgentMoment], end: float, least: float) -> lis
     is_over = doing is Doing.NOTHING
     end = min(end, last.at) if is_over else end
     over = min(end, begin + sum(spent)) if is_over else end
-    for each in BEFORE_STEPS:
+    for each in PREPARING:
         until = over if each is doing else min(over, at + spent[each])
         if until > at:
             found.append(Bar(at, until, CATEGORIES[each]))

@@ -23,6 +23,7 @@ class Colour(Enum):
 
 Cell: TypeAlias = "str | tuple[str, Colour]"
 LocalTime: TypeAlias = Callable[[float, str], str]  # writes a time in the form of strftime
+MOMENT = "%Y-%m-%d %H:%M:%S"
 
 
 @value(frozen=True)
@@ -84,6 +85,11 @@ def duration(seconds: float) -> str:
     if whole < DAY:
         return f"{whole // HOUR} h {whole % HOUR // MINUTE:02d} m"
     return f"{whole // DAY} d {whole % DAY // HOUR:02d} h"
+
+
+def share(part: float) -> str:
+    """Write a part of a whole: "12.3 %"."""
+    return f"{100 * part:.1f} %"
 
 
 def seat_time(seconds: float) -> str:

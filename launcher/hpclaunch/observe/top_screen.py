@@ -23,13 +23,13 @@ class Sort(Enum):
 
 
 KEYS: dict[str, Sort] = {sort.value[0]: sort for sort in Sort}
-OF_NODES: dict[Sort, Callable[[AgentSnapshot], float]] = {
+NODE_KEYS: dict[Sort, Callable[[AgentSnapshot], float]] = {
     Sort.ORDER: lambda agent: agent.index,
     Sort.STEP: lambda agent: agent.step or agent.made,
     Sort.CPU: lambda agent: -sum(worker.cpu for worker in agent.workers),
     Sort.MEMORY: lambda agent: -sum(worker.memory for worker in agent.workers),
 }
-OF_RANKS: dict[Sort, Callable[[RankRow], float]] = {
+RANK_KEYS: dict[Sort, Callable[[RankRow], float]] = {
     Sort.ORDER: lambda row: row.rank,
     Sort.STEP: lambda row: row.step,
     Sort.CPU: lambda row: -row.worker.cpu if row.worker else 0.0,
@@ -103,10 +103,10 @@ def top_screen(launch: LaunchSnapshot, state: TopState, style: TextStyle, height
 
 def _table(job: JobSnapshot, state: TopState, style: TextStyle) -> list[str]:
     agents = [agent for agent in job.running if state.filter in agent.host]
-    agents.sort(key=OF_NODES[state.sort])
+    agents.sort(key=NODE_KEYS[state.sort])
     of = replace(job, agents=tuple(agents))
     if state.by_rank:
-        return ranks_table(of, style, OF_RANKS[state.sort])
+        return ranks_table(of, style, RANK_KEYS[state.sort])
     return nodes_table(of, style, most=0)
 
 

@@ -20,7 +20,6 @@ class Std(IntFlag):
     NONE = 0
     OUT = 1
     ERR = 2
-    BOTH = 3
 
 
 class Shown(Enum):
