@@ -67,6 +67,16 @@ def test_an_agent_that_does_not_lead_reports_its_node_alone():
     }
 
 
+def test_what_a_gpu_does_not_report_is_left_out():
+    unknown = replace(a_launch(None), gpus=(NodeGpu(0, "GPU-1", GpuUse(None, 0, 0, 0, 0.0)),))
+    assert not [name for name, *_ in values_of(unknown) if name.startswith("gpu_")]
+    unused = replace(a_launch(None), gpus=(NodeGpu(0, "GPU-1", GpuUse(0.0, 0, 8, 20, 9.0)),))
+    assert values_of(unused)["gpu_memory_used_bytes", "0", "GPU-1", "n1"] == 0
+    rank = replace(an_agent(0, 1, gpus=True), gpus=(unknown.gpus[0].use,))
+    screen = job_screen(a_launch(a_job(rank)), TextStyle())
+    assert not [line for line in screen if "0C" in line]
+
+
 def test_no_two_agents_of_a_node_have_the_same_series():
     """Agents may see the same GPUs, and their files may be in one directory."""
     head = replace(LAUNCHES["two-ranks"], gpus=(GPU,))

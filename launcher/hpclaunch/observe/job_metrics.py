@@ -147,12 +147,16 @@ def _add_ledger(families: _Families, report: JobReport) -> None:
     families.add("seat", what, values, "seconds")
 
 
+def _used(use: GpuUse) -> float | None:
+    return use.used if use.total else None
+
+
 OF_GPU: tuple[tuple[str, str, str, Callable[[GpuUse], float | None]], ...] = (
     ("gpu_busy", "ratio", "The share of the last moments in which a kernel ran.", lambda u: u.busy),
-    ("gpu_memory_used", "bytes", "Memory of the GPU that is used.", lambda u: u.used),
-    ("gpu_memory_size", "bytes", "Memory of the GPU.", lambda u: u.total),
-    ("gpu_temperature", "celsius", "The temperature of the GPU.", lambda u: u.temperature),
-    ("gpu_power", "watts", "The power of the GPU.", lambda u: u.power),
+    ("gpu_memory_used", "bytes", "Memory of the GPU that is used.", _used),
+    ("gpu_memory_size", "bytes", "Memory of the GPU.", lambda u: u.total or None),
+    ("gpu_temperature", "celsius", "The temperature of the GPU.", lambda u: u.temperature or None),
+    ("gpu_power", "watts", "The power of the GPU.", lambda u: u.power or None),
 )
 
 

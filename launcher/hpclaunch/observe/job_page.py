@@ -410,7 +410,7 @@ def _gpu_charts(points: Sequence[curves.Gathered], axis: TimeAxis) -> tuple[Char
     busy = curves.curve(points, curves.of_gpus(lambda gpus: gpus.busy), curves.mean)
     idlest = curves.curve(points, curves.of_gpus(lambda gpus: gpus.idlest), min)
     used = curves.curve(points, curves.of_gpus(_memory_share), curves.mean)
-    hottest = curves.curve(points, curves.of_gpus(lambda gpus: float(gpus.temperature)), max)
+    hottest = curves.curve(points, curves.of_gpus(lambda gpus: gpus.temperature or None), max)
     if not used:
         return ()
     why = "these GPUs do not report it"

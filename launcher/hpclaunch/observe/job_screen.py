@@ -253,7 +253,8 @@ def _gpus(gpus: Sequence[GpuUse]) -> str:
         return ""
     seen = of_gpus(gpus)
     share = "" if seen.busy is None else f"{100 * seen.busy:.0f}% "
-    return f"{share}{gib(seen.used)}/{gib(seen.total)} {seen.temperature}C"
+    warm = f" {seen.temperature}C" if seen.temperature else ""
+    return f"{share}{gib(seen.used)}/{gib(seen.total)}{warm}"
 
 
 def ranks_table(

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """The use of one GPU of an agent's task."""
+    """The use of one GPU of an agent's task. `total`, `temperature` and `power` are 0 if they are
+    unknown.
+    """
 
     busy: float | None  # share of the last moments in which a kernel ran; None if it is unknown
     used: int  # bytes of its memory
