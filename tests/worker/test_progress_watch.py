@@ -461,6 +461,21 @@ def test_a_phase_of_the_scripts_own_has_the_same_name_wherever_it_is_shown(watch
     assert found["phase"] == report["phase"] == watch.whereabouts(0)[0] == "other"
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_time_without_torch_is_training_unless_a_worker_fails(watch, has_failed):
+    watch.begin([0, 1])
+    for rank, page in watch.pages.items():
+        watch.started(rank, os.getpid())
+        page.times[layout.SINCE] -= 10.0
+    watch.ended(1, has_failed=has_failed)
+    times, doing = watch.spent()
+    kind = layout.IMPORTS if has_failed else layout.TRAINING
+    assert doing == kind
+    assert [round(each / 1000) for each in times] == [
+        10 if each == kind else 0 for each in range(len(layout.SPENDING))
+    ]
+
+
 @pytest.mark.parametrize("number", [-1, -(1 << 63), 1 << 62, (1 << 63) - 1])
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0, 1e300])
 def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds):

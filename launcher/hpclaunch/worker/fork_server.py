@@ -246,7 +246,8 @@ class ForkServer:
 
     def on_end(self, pid: int, code: int, signum: int) -> None:
         rank = self.workers.ended(pid)
-        self.watch.progress.ended(rank)
+        has_failed = bool(code or signum) and not self.stop.is_asked_for
+        self.watch.progress.ended(rank, has_failed=has_failed)
         self.stop.ended(pid)
         killed = signum == signal.SIGKILL and not self.stop.is_asked_for
         oom = killed and self.memory_kills.happened()

@@ -86,6 +86,7 @@ class ProgressWatch:
     def __init__(self) -> None:
         self._shared: SharedPages | None = None
         self._workers: dict[int, Watched] = {}  # by rank; none without shared pages
+        self._without_torch = layout.TRAINING  # what workers do that are not seen to use torch
         self._living = 0  # workers at the last look
         # At the last costly look: bytes by inode of a connection, layout.ALLOCATED by rank
         self._traffic: dict[int, int] | None = None
@@ -110,6 +111,7 @@ class ProgressWatch:
             return {}
         self._workers = {rank: Watched(page) for rank, page in self._shared.by_rank.items()}
         self._reported = None
+        self._without_torch = layout.TRAINING
         self._gap = self._save = 0.0
         self._awaited = ()
         self.begin_anew()
@@ -119,10 +121,15 @@ class ProgressWatch:
         if rank in self._workers:
             self._workers[rank].page.numbers[layout.WORKER] = pid
 
-    def ended(self, rank: int) -> None:
+    def ended(self, rank: int, *, has_failed: bool) -> None:
+        """Note what a worker has spent its time on. Without torch, nothing but training is known of
+        it; once such a worker has failed, this time was spent to get as far as that.
+        """
         if rank in self._workers:
             worker = self._workers[rank]
-            worker.spent, _ = worker.page.spent()
+            if has_failed and not worker.page.number(layout.WRITER):
+                self._without_torch = layout.IMPORTS
+            worker.spent, _ = worker.page.spent(without_torch=self._without_torch)
 
     def begin_anew(self) -> None:
         """Begin the watch, also after the workers or this process were suspended."""
@@ -240,7 +247,9 @@ class ProgressWatch:
         if not self._workers:
             return [0] * len(layout.SPENDING), layout.TRAINING
         found = [
-            worker.page.spent() if worker.spent is None else (worker.spent, layout.UNCOUNTED)
+            worker.page.spent(without_torch=self._without_torch)
+            if worker.spent is None
+            else (worker.spent, layout.UNCOUNTED)
             for worker in self._workers.values()
         ]
         lists = zip(*(seconds for seconds, _ in found), strict=True)

@@ -60,8 +60,10 @@ class WorkerPage(layout.Slot):
         # The time before the worker starts counts as imports: the template imports for it.
         self.times[layout.SINCE] = time.monotonic()
 
-    def spent(self) -> tuple[list[float], int]:
-        """Return (the seconds spent on each of layout.SPENDING, what the worker does now)."""
+    def spent(self, *, without_torch: int = layout.TRAINING) -> tuple[list[float], int]:
+        """Return (the seconds spent on each of layout.SPENDING, what the worker does now).
+        `without_torch` is what a worker does as long as it is not seen to use torch.
+        """
         for _ in range(MOST_READS):
             since = self.seconds(layout.SINCE)
             spent = [self.seconds(layout.SPENT + i) for i in range(len(layout.SPENDING))]
@@ -70,7 +72,7 @@ class WorkerPage(layout.Slot):
                 break
         doing = layout.counted_as(phase, spent[layout.MEETING])
         if self.number(layout.WORKER) and not self.number(layout.WRITER):
-            doing = layout.TRAINING  # it is not seen to use torch, so nothing else is known
+            doing = without_torch
         if doing != layout.UNCOUNTED:
             spent[doing] += time.monotonic() - since
         return spent, doing
