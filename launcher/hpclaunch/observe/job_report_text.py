@@ -52,7 +52,7 @@ def _head(report: JobReport, local: LocalTime) -> list[str]:
 
 def _seconds(report: JobReport) -> list[str]:
     lines = [f"goodput {share(report.goodput)}", ""]
-    if not report.steps_seen:
+    if not report.steps_seen and (report.over or report.ends):  # facts lag while the job runs
         lines[0] += " (no optimizer steps were seen: all after the rendezvous counts)"
     unit, name = (3600.0, "hours") if report.total >= 3600 else (1.0, "seconds")
     name = f"{report.seat} {name}"

@@ -54,6 +54,7 @@ class Notifications:
     def _begin(self) -> None:
         self._round = 0
         self._nodes = 0  # of the round
+        self._hung = -1  # the last round with a hang
         self._keeps_spares = False
         self._spares: set[str] = set()
         self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds failed
@@ -79,8 +80,11 @@ class Notifications:
                 yield _began(fact)
             case facts.RoundEnded() if fact.is_early:
                 yield from self._round_ended(fact, now)
-            case facts.HangFound(ends_in=None):
+            case facts.HangFound() if fact.round != self._hung:
+                self._hung = fact.round
                 about = _who(fact.host, fact.rank)
+                if fact.ends_in is not None:
+                    about["seconds_left"] = round(fact.ends_in, 1)
                 yield Notification(Topic.HANG, words(fact), fact.round, about)
             case facts.StragglerNamed(host=host, rank=rank):
                 about = _who(host, rank)
