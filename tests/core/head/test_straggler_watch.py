@@ -85,6 +85,15 @@ def test_two_samples_that_name_others_name_nobody():
     assert not stragglers(crew)
 
 
+def test_a_slow_node_is_named_whichever_of_its_agents_is_the_latest():
+    crew = training("n0 n0 n1 n1")
+    for number in range(10):
+        keep_pace(crew, 2, 3)
+        crew.samples[2 + number % 2] = sample(2 + number % 2, 0.14)
+        make_steps(crew, crew.now + 10.0)
+    assert stragglers(crew) == [NAMED]
+
+
 def test_an_agent_that_does_not_answer_is_not_waited_for():
     crew = training()
     keep_pace(crew, 1)

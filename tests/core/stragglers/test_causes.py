@@ -18,8 +18,9 @@ def samples(**of_rank_2):
     return {0: Sample(1.0, loads=tuple(loads[:2])), 1: Sample(1.0, loads=tuple(loads[2:]))}
 
 
-def cause(samples, agent, rank, lateness=0.2):
-    return causes.cause(samples, Late(agent, rank, lateness * 1.5, 1.5))
+def cause(samples, node, rank, lateness=0.2, nodes=None):
+    nodes = nodes or {agent: agent for agent in samples}
+    return causes.cause(samples, nodes, Late(node, rank, lateness * 1.5, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,15 @@ def test_a_node_whose_ranks_all_do():
         for agent, usual in enumerate((USUAL, USUAL | {"queued": 0.4}, USUAL))
     }
     assert "waits for a CPU for 39%" in cause(found, 1, NO_RANK).words
+
+
+def test_a_node_with_an_agent_for_each_rank():
+    found = {
+        rank: Sample(1.0, loads=(Load(rank, **USUAL | {"queued": 0.4 * (rank > 1)}),))
+        for rank in range(4)
+    }
+    of = {rank: rank // 2 for rank in found}
+    assert "waits for a CPU for 40%" in cause(found, 1, NO_RANK, nodes=of).words
 
 
 def test_ranks_of_which_nothing_is_known():

@@ -8,8 +8,9 @@ import pytest
 
 from hpclaunch.core.protocol.model import NO_RANK, Load, Sample
 from hpclaunch.core.protocol.values import replace
+from hpclaunch.core.stragglers import lateness
 from hpclaunch.core.stragglers.arrivals import together
-from hpclaunch.core.stragglers.lateness import Late, collectives_a_step, find
+from hpclaunch.core.stragglers.lateness import Late, collectives_a_step
 
 PACE = 1.0
 NODES = {0: (0, 1), 1: (2, 3), 2: (4, 5)}  # the ranks of each agent
@@ -40,6 +41,11 @@ def sampled(
     return samples
 
 
+def find(samples, of=None):
+    """Find a late rank. `of` has the node of each agent; None: each has a node of its own."""
+    return lateness.find(samples, of or {agent: agent for agent in samples})
+
+
 def one(who, seconds):
     return lambda rank, step: seconds if rank == who else 0.0
 
@@ -52,19 +58,56 @@ def test_nobody_is_late():
 @pytest.mark.parametrize("who", range(6))
 def test_one_rank_is_late_in_each_step(who):
     late = find(sampled(one(who, 0.3), jitter=0.05)).late
-    assert (late.agent, late.rank) == (who // 2, who)
+    assert (late.node, late.rank) == (who // 2, who)
     assert 0.25 < late.seconds < 0.35
     assert late.pace == PACE
 
 
 def test_of_two_ranks_one_is_late():
     late = find(sampled(one(1, 0.3), nodes={0: (0, 1)})).late
-    assert (late.agent, late.rank) == (0, 1)
+    assert (late.node, late.rank) == (0, 1)
 
 
 def test_a_whole_node_is_late():
     late = find(sampled(lambda rank, step: 0.3 if rank in NODES[1] else 0.0, jitter=0.05)).late
-    assert (late.agent, late.rank) == (1, NO_RANK)
+    assert (late.node, late.rank) == (1, NO_RANK)
+
+
+ONE_EACH = {rank: (rank,) for rank in range(8)}  # an agent for each rank
+OF_FOUR = {rank: rank // 4 for rank in range(8)}  # their nodes, of four ranks each
+
+
+def test_a_whole_node_with_an_agent_for_each_rank_is_late():
+    samples = sampled(
+        lambda rank, step: 0.3 if rank > 3 else 0.0, jitter=0.1, nodes=ONE_EACH, steps=100
+    )
+    late = find(samples, OF_FOUR).late
+    assert (late.node, late.rank) == (1, NO_RANK)
+
+
+@pytest.mark.parametrize("who", range(8))
+def test_one_rank_of_a_node_with_an_agent_for_each_rank_is_late(who):
+    late = find(sampled(one(who, 0.3), jitter=0.05, nodes=ONE_EACH), OF_FOUR).late
+    assert (late.node, late.rank) == (who // 4, who)
+
+
+def test_all_ranks_of_one_agent_of_a_node_are_late():
+    nodes = {0: (0, 1), 1: (2, 3), 2: (4, 5), 3: (6, 7)}
+    samples = sampled(lambda rank, step: 0.3 * (rank in nodes[3]), jitter=0.05, nodes=nodes)
+    late = find(samples, {0: 0, 1: 0, 2: 1, 3: 1}).late
+    assert (late.node, late.rank) == (1, NO_RANK)
+
+
+def test_agents_of_one_node_that_are_late_in_turn():
+    """Ranks that are late in turn say nothing of their node, and neither do agents."""
+    in_turn = sampled(lambda rank, step: 0.3 * (rank == step % 8), nodes=ONE_EACH)
+    assert find(in_turn, dict.fromkeys(range(8), 0)).late is None
+    uneven = {rank: rank // 7 for rank in range(8)}
+    in_turn = sampled(lambda rank, step: 0.3 * (rank == step % 7), nodes=ONE_EACH)
+    assert find(in_turn, uneven).late is None
+    pairs = {agent: (2 * agent, 2 * agent + 1) for agent in range(3)}
+    in_turn = sampled(lambda rank, step: 0.3 * (rank // 2 == step % 3), nodes=pairs)
+    assert find(in_turn, dict.fromkeys(range(3), 0)).late is None
 
 
 def test_it_is_late_in_most_steps_only():
@@ -98,7 +141,7 @@ def test_lateness_that_only_the_first_collective_of_a_step_shows(each, steps):
     apart = 0.5 / each
     late = find(sampled(one(3, 0.3), steps=steps, each=each, apart=apart, waits=True)).late
     assert late is not None
-    assert (late.agent, late.rank) == (1, 3)
+    assert (late.node, late.rank) == (1, 3)
     assert find(sampled(one(3, 0.05), steps=steps, each=each, apart=apart, waits=True)).late is None
 
 
@@ -177,7 +220,7 @@ def test_a_clock_that_is_hardly_known_hides_only_its_own_agent():
 def test_of_two_clocks_neither_is_known_better_than_the_other():
     """The head knows its own, and by that it would be late itself."""
     samples = sampled(one(0, 0.3), nodes={0: (0, 1), 1: (2, 3)})
-    assert find(samples).late.agent == 0
+    assert find(samples).late.node == 0
     samples[1] = replace(samples[1], error=0.5)
     assert find(samples).late is None
 

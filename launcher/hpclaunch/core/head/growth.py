@@ -77,7 +77,7 @@ class Growth:
         job = self.job
         if slow is None or not (job.replaces_stragglers and job.saves and self._spares):
             return ""
-        return self.state.roster[slow.agent].host
+        return slow.host
 
     def note_drains(self, hosts: tuple[str, ...], now: float) -> list[Effect]:
         """Note which nodes Slurm drains. Spares take the places of those that are in the round,

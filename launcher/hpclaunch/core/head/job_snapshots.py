@@ -35,7 +35,7 @@ def snapshot_of(stage: JobStage, now: float) -> JobSnapshot:
     wanted = state.viewers.query(now)
     reports = (p.last_report for p in current.participants) if current is not None else ()
     ended, notices, allocation = state.end.verdict, state.end.notices, state.end.allocation
-    host = "" if straggler is None else state.roster[straggler.agent].host
+    host = "" if straggler is None else straggler.host
     return JobSnapshot(
         stage=stage.kind,
         entered=now - stage.since,

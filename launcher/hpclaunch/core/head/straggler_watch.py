@@ -16,15 +16,16 @@ from ..stragglers import causes, lateness
 from ..stragglers.lateness import Late, Lateness
 from .round import Round, ranks_of
 
-LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, with the same rank or agent late in all samples
+LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, with the same rank or node late in all samples
 FORGIVEN_AFTER = 3  # samples in which the straggler is not late
 SOON = 1.0  # seconds until the first sample
 
 
 @value(frozen=True)
 class Straggler:
-    agent: int
-    rank: int  # NO_RANK: several ranks of this agent
+    node: int
+    host: str
+    rank: int  # NO_RANK: several ranks of this node
 
 
 class StragglerWatch:
@@ -36,7 +37,7 @@ class StragglerWatch:
         self.named: Straggler | None = None
         self._next_at = math.inf  # the next sample; while `query` is set, the end of the wait
         self._found: deque[Lateness] = deque(maxlen=LEAST_STEPS)
-        self._without = 0  # samples in a row in which the agent of `named` was not late
+        self._without = 0  # samples in a row in which the node of `named` was not late
         self._agents = 0  # the number of agents in the round
         self._made: dict[int, int] = {}  # the steps of each agent that has made any
         self._total = 0  # the sum of these
@@ -89,36 +90,36 @@ class StragglerWatch:
         late, named = finding.late, self.named
         effects: list[Effect] = []
         if named is not None:
-            self._without = 0 if late and late.agent == named.agent else self._without + 1
+            self._without = 0 if late and late.node == named.node else self._without + 1
             if self._without >= FORGIVEN_AFTER:
-                host = _host(current, named)
-                effects.append(Record(StragglerRecovered(host, named.rank)))
+                effects.append(Record(StragglerRecovered(named.host, named.rank)))
                 self.named = None
-        straggler = self._same()
+        straggler = self._same(current)
         if self.named is not None or straggler is None or late is None:
             return effects
         self.named, self._without = straggler, 0
-        host = _host(current, straggler)
-        fact = StragglerNamed(host, straggler.rank, late.seconds, late.pace, why)
+        fact = StragglerNamed(straggler.host, straggler.rank, late.seconds, late.pace, why)
         return [*effects, Record(fact)]
 
-    def _same(self) -> Straggler | None:
+    def _same(self, current: Round) -> Straggler | None:
         """Return who was late in each of the last samples, if these are enough; else None."""
-        agents: set[int] = set()
+        nodes: set[int] = set()
         ranks: set[int] = set()
         steps = samples = 0
         for found in reversed(self._found):
             if found.late is None:
                 return None
-            agents.add(found.late.agent)
+            nodes.add(found.late.node)
             ranks.add(found.late.rank)
             steps, samples = steps + found.steps, samples + 1
             if samples >= LEAST_SAMPLES and steps >= LEAST_STEPS:
                 break
         one_by_one = len(ranks - {NO_RANK}) > 1
-        if len(agents) > 1 or one_by_one or samples < LEAST_SAMPLES or steps < LEAST_STEPS:
+        if len(nodes) > 1 or one_by_one or samples < LEAST_SAMPLES or steps < LEAST_STEPS:
             return None
-        return Straggler(agents.pop(), ranks.pop() if len(ranks) == 1 else NO_RANK)
+        node = nodes.pop()
+        host = next(p.host for p in current.participants if p.place.node == node)
+        return Straggler(node, host, ranks.pop() if len(ranks) == 1 else NO_RANK)
 
 
 def _samples(current: Round, query: Query) -> dict[int, Sample]:
@@ -129,20 +130,23 @@ def _samples(current: Round, query: Query) -> dict[int, Sample]:
 
 def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]:
     """Return who is late, and why."""
-    found = lateness.find(samples)
-    if (far := _far(current, samples)) is not None:
+    nodes = {p.place.index: p.place.node for p in current.participants}
+    found = lateness.find(samples, nodes)
+    if (far := _far(current, samples, nodes)) is not None:
         return Lateness(max(1, found.steps), far[0]), far[1]
     late = found.late
     if late is None:
         return found, ""
-    cause = causes.cause(samples, late)
+    cause = causes.cause(samples, nodes, late)
     # Hosts hand collectives over long before GPUs begin them. A host that waits for its GPU in each
     # step, such as to print the loss, is behind the others without delaying them.
     doubtful = late.on_gpus and not cause.outer
     return (Lateness(found.steps, None), "") if doubtful else (found, cause.words)
 
 
-def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
+def _far(
+    current: Round, samples: Mapping[int, Sample], nodes: Mapping[int, int]
+) -> tuple[Late, str] | None:
     """Return a node that the network delays, and why; None if there is none. If there is one, no
     late rank counts as slow itself.
     """
@@ -159,9 +163,5 @@ def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | No
     cost = far.delay * lateness.collectives_a_step(samples)
     if cost < lateness.LEAST * pace:
         return None
-    agent = next(agent for agent in samples if addresses[agent] == far.address)
-    return Late(agent, NO_RANK, min(cost, pace), pace), far.account
-
-
-def _host(current: Round, straggler: Straggler) -> str:
-    return next(p.host for p in current.participants if p.place.index == straggler.agent)
+    node = next(nodes[agent] for agent in samples if addresses[agent] == far.address)
+    return Late(node, NO_RANK, min(cost, pace), pace), far.account

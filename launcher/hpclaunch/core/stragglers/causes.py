@@ -35,12 +35,17 @@ class Cause:
     outer: bool = False  # other processes, a quota or storage prevent the rank from running
 
 
-def cause(samples: Mapping[int, Sample], late: Late) -> Cause:
+def cause(samples: Mapping[int, Sample], nodes: Mapping[int, int], late: Late) -> Cause:
     """Return what late ranks spend most of their additional time on, if what is visible of that
-    explains their lateness.
+    explains their lateness. `nodes` has the node of each agent.
     """
     loads = {load.rank: load for sample in samples.values() for load in sample.loads}
-    own = {load.rank for load in samples[late.agent].loads}
+    own = {
+        load.rank
+        for agent, sample in samples.items()
+        if nodes[agent] == late.node
+        for load in sample.loads
+    }
     ranks = own if late.rank == NO_RANK else own & {late.rank}
     others = loads.keys() - ranks
     if not (ranks and others):

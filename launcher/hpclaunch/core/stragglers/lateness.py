@@ -15,7 +15,7 @@ from ..protocol.values import value
 from .arrivals import RUN, lower_median
 
 LEAST = 0.1  # share of the time that is lost
-MOSTLY = 0.7  # share of the lost time that is due to one agent
+MOSTLY = 0.7  # share of the lost time that is due to one node
 PARTS = 5  # into which a sample is divided
 SPREAD = 0.6  # share of the parts in which at least half of LEAST is lost
 LEAST_WANTED = 0.15  # share of the time that a rank needs a CPU or storage more than others
@@ -23,8 +23,8 @@ LEAST_WANTED = 0.15  # share of the time that a rank needs a CPU or storage more
 
 @value(frozen=True)
 class Late:
-    agent: int
-    rank: int  # NO_RANK: several ranks of this agent
+    node: int
+    rank: int  # NO_RANK: several ranks of this node
     seconds: float  # lost in each step
     pace: float  # seconds for a step
     on_gpus: bool = False  # GPUs run the collectives: only the host processes are seen to be late
@@ -43,20 +43,23 @@ class LastArrival:
     at: float  # on the head's clock
     group: str
     number: int  # of the collective in its group
-    agent: int  # of the last rank
-    rank: int  # the last rank; NO_RANK: half of this agent's ranks are about as late
+    node: int  # of the last rank
+    agent: int | None  # of the last rank; None: half of this node's agents are about as late
+    rank: int  # the last rank; NO_RANK: half of this agent's ranks, or agents, are about as late
     late: float  # seconds after half of all ranks had begun it
     on_gpus: bool  # as in Late
 
 
-def find(samples: Mapping[int, Sample]) -> Lateness:
-    """Find a late rank. `samples` are by agent, of all agents that take part in the round."""
+def find(samples: Mapping[int, Sample], nodes: Mapping[int, int]) -> Lateness:
+    """Find a late rank. `samples` are by agent, of all agents that take part in the round, and
+    `nodes` has the node of each.
+    """
     pace = pace_of(samples)
     if not pace:
         return Lateness(0, None)
     if all(sample.blind for sample in samples.values()):
-        return _by_load(samples, pace)
-    return _by_arrivals(samples, pace)
+        return _by_load(samples, nodes, pace)
+    return _by_arrivals(samples, nodes, pace)
 
 
 def pace_of(samples: Mapping[int, Sample]) -> float:
@@ -65,8 +68,8 @@ def pace_of(samples: Mapping[int, Sample]) -> float:
     return lower_median(paces) if paces else 0.0
 
 
-def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
-    last_arrivals = sorted(_last_arrivals(samples), key=lambda each: each.at)
+def _by_arrivals(samples: Mapping[int, Sample], nodes: Mapping[int, int], pace: float) -> Lateness:
+    last_arrivals = sorted(_last_arrivals(samples, nodes), key=lambda each: each.at)
     if not last_arrivals:
         return Lateness(0, None)
     begun = last_arrivals[0].at
@@ -80,17 +83,17 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     steps = max(1, len(worst), int(_watched(last_arrivals) / pace + 0.5))
     costs: dict[int, float] = {}
     for each in worst.values():
-        costs[each.agent] = costs.get(each.agent, 0.0) + each.late
-    agent = max(costs, key=lambda agent: costs[agent])
-    cost = costs[agent]
+        costs[each.node] = costs.get(each.node, 0.0) + each.late
+    node = max(costs, key=lambda node: costs[node])
+    cost = costs[node]
     enough = cost >= LEAST * pace * steps and cost >= MOSTLY * sum(costs.values())
-    own = [step for step in worst.values() if step.agent == agent]
+    own = [step for step in worst.values() if step.node == node]
     rank = _mostly(own)
-    late = [step.late if step.agent == agent else 0.0 for _, step in sorted(worst.items())]
+    late = [step.late if step.node == node else 0.0 for _, step in sorted(worst.items())]
     if rank is None or not enough or not _is_spread(late, steps, pace):
         return Lateness(steps, None)
     on_gpus = any(step.on_gpus for step in own if step.late)
-    return Lateness(steps, Late(agent, rank, cost / steps, pace, on_gpus=on_gpus))
+    return Lateness(steps, Late(node, rank, cost / steps, pace, on_gpus=on_gpus))
 
 
 def _watched(last_arrivals: Iterable[LastArrival]) -> float:
@@ -118,17 +121,20 @@ def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
 
 
 def _mostly(steps: Iterable[LastArrival]) -> int | None:
-    """Return the rank that causes most of the lateness; NO_RANK if the agent's ranks cause it
-    together; None if no rank causes most.
+    """Return the rank that causes most of the lateness; NO_RANK if ranks cause it together; None
+    if no rank, no agent and not the node as a whole causes most.
     """
-    costs: dict[int, float] = {}
+    costs: dict[tuple[int | None, int], float] = {}
     for step in steps:
-        costs[step.rank] = costs.get(step.rank, 0.0) + step.late
-    rank = max(costs, key=lambda rank: costs[rank])
-    return rank if costs[rank] >= MOSTLY * sum(costs.values()) else None
+        who = step.agent, step.rank
+        costs[who] = costs.get(who, 0.0) + step.late
+    who = max(costs, key=lambda who: costs[who])
+    return who[1] if costs[who] >= MOSTLY * sum(costs.values()) else None
 
 
-def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
+def _last_arrivals(
+    samples: Mapping[int, Sample], nodes: Mapping[int, int]
+) -> Iterator[LastArrival]:
     """Yield the last arrival at each collective that all agents of its group report."""
     groups: dict[str, dict[int, Arrivals]] = {}
     for agent, sample in samples.items():
@@ -141,30 +147,35 @@ def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
             for agent, arrivals in agents.items()
         ]
         for number in sorted(set.intersection(*(set(places) for *_, places in rows))):
-            halves, at, whose, i = [], -math.inf, rows[0], 0
+            halves: dict[int, float] = {}  # by agent
+            at, whose, i = -math.inf, rows[0], 0
             for row in rows:
-                _, arrivals, base, places = row
+                agent, arrivals, base, places = row
                 place = places[number]
                 half = base + arrivals.usual[place] / 1e6
-                halves.append(half)
+                halves[agent] = half
                 if half + arrivals.late[place] / 1e6 > at:
                     at, whose, i = half + arrivals.late[place] / 1e6, row, place
             agent, arrivals, *_ = whose
-            late = at - lower_median(halves)
+            late = at - lower_median(halves.values())
             # The times of one agent are on one clock. The head's own clock has no error.
             others = [error for other, error in errors.items() if other != agent]
             error = errors[agent] + lower_median(others) if others else 0.0
             alike = arrivals.members > 1 and arrivals.late[i] / 1e6 < late / 2
-            rank = NO_RANK if alike else arrivals.last[i]
+            node = nodes[agent]
+            here = [half for other, half in halves.items() if nodes[other] == node]
+            together = len(here) > 1 and at - lower_median(here) < late / 2
+            who = None if together else agent
+            rank = NO_RANK if together or alike else arrivals.last[i]
             late = late if late > error else 0.0
-            yield LastArrival(at, group, number, agent, rank, late, arrivals.on_gpus)
+            yield LastArrival(at, group, number, node, who, rank, late, arrivals.on_gpus)
 
 
 def _places(arrivals: Arrivals) -> dict[int, int]:
     return {number: i for i, number in enumerate(arrivals.numbers)}
 
 
-def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:
+def _by_load(samples: Mapping[int, Sample], nodes: Mapping[int, int], pace: float) -> Lateness:
     """Find a late rank without flight records: ranks that wait neither use nor need a CPU."""
     wanted = {
         (agent, load.rank): min(1.0, load.cpu) + load.queued + load.blocked
@@ -176,7 +187,7 @@ def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:
     usual = lower_median(wanted.values())
     agent, rank = max(wanted, key=lambda key: wanted[key])
     more = min(1.0, wanted[agent, rank] - usual)
-    late = Late(agent, rank, more * pace, pace) if more >= LEAST_WANTED else None
+    late = Late(nodes[agent], rank, more * pace, pace) if more >= LEAST_WANTED else None
     return Lateness(1, late)
 
 
