@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from hpclaunch.agent.health_watch import HealthWatch
-from hpclaunch.core.health.host_rules import Disk
+from hpclaunch.core.health.gpu_rules import XidSeen
+from hpclaunch.core.health.host_rules import Disk, Host
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.placement.worker_environment import CUDA
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import Job, Place
+from hpclaunch.core.protocol.model import NO_RANK, Job, Place
+from hpclaunch.core.protocol.wording import GIB
 from hpclaunch.system.gpus import gpu_watcher_client
+from hpclaunch.system.hosts import host
 from hpclaunch.system.logs import messages
 
 
@@ -43,12 +47,18 @@ def asked():
 
 
 @pytest.fixture
-def health(monkeypatch, recorded, asked):
+def tasks():
+    """Return the number of tasks of the node."""
+    return 1
+
+
+@pytest.fixture
+def health(monkeypatch, recorded, asked, tasks):
     monkeypatch.setattr(gpu_watcher_client, "GpuWatcherClient", Watcher)
-    here = Place(0, 0, "n1")
+    places = tuple(Place(index, 0, "n1") for index in range(tasks))
     config = SimpleNamespace(
-        job=Job((here,)),
-        place=here,
+        job=Job(places),
+        place=places[0],
         gpus=(Gpu("0", "GPU-0", 0),),
         selector=CUDA,
         logs=None,
@@ -74,6 +84,35 @@ def health_with_logs(health, tmp_path):
 
 def check(health):
     return health.performs()[effects.CheckHealth](effects.CheckHealth())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "pids", "rank"),
+    [
+        (1, (10,), 0),
+        (1, (10, 11), NO_RANK),  # it may be the fault of either
+        (1, (12,), NO_RANK),
+        (1, (), NO_RANK),
+        (2, (10,), 0),
+        (2, (12,), None),  # the agent to whose worker this process belongs records it
+        (2, (), NO_RANK),
+    ],
+)
+def test_an_xid_has_the_rank_of_the_only_worker_that_used_the_gpu(health, recorded, pids, rank):
+    health.started(0, 10)
+    health.started(1, 11)
+    seen = XidSeen("GPU-0", "GPU 0", 31, pids)
+    for _ in range(2):
+        health._on_fault(seen)
+    assert [fault.rank for fault in recorded] == ([] if rank is None else [rank])
+
+
+@pytest.mark.parametrize("tasks", [8])
+def test_the_memory_has_to_be_enough_for_the_workers_of_all_tasks(health, recorded, monkeypatch):
+    reading = Host(workers=0, memory=GIB)
+    monkeypatch.setattr(host, "read", lambda workers, **_: replace(reading, workers=workers))
+    check(health)
+    assert [warning.found for warning in recorded] == ["1.0 GiB available for 8 workers"]
 
 
 def test_gpus_are_not_checked_where_no_process_can_start_and_the_next_check_tries_again(

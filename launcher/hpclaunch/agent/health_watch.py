@@ -38,7 +38,8 @@ class HealthWatch(Adapter):
         self._logs, self._note, self._record = context.logs, context.note, context.record
         self._host, here = context.host, config.place
         # Warnings about the whole node are recorded by the first of its agents.
-        self._first_here = here == next(p for p in config.job.places if p.node == here.node)
+        of_node = [place for place in config.job.places if place.node == here.node]
+        self._first_here, self._tasks_here = here == of_node[0], len(of_node)
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
         self._watcher: GpuWatcherClient | None = None
         self._checks = 0  # how many have begun to check the host
@@ -85,9 +86,8 @@ class HealthWatch(Adapter):
         """
         number, self._checks = self._checks, self._checks + 1
         dead, self._ranks, self._faults = tuple(self._ranks), {}, {}
-        seen = host.read(
-            self._config.nproc, logs=logs, first=number == 0, several=self._config.job.nodes > 1
-        )
+        workers, several = self._config.nproc * self._tasks_here, self._config.job.nodes > 1
+        seen = host.read(workers, logs=logs, first=number == 0, several=several)
         findings = judge_host(seen) + list(self._config.broken)
         self._note("health", [str(f) for f in findings])
         self._warn(findings if self._first_here else ())
@@ -162,8 +162,13 @@ class HealthWatch(Adapter):
         return [self._found(report.findings)] if answer else []
 
     def _on_fault(self, seen: XidSeen) -> None:
-        """Record an Xid once in a round, since the driver may report the same one repeatedly."""
-        rank = next((self._ranks[pid] for pid in seen.pids if pid in self._ranks), NO_RANK)
+        """Record an Xid once in a round, since the driver may report the same one repeatedly. The
+        agent whose workers use the GPU does so, if several agents of a node see it.
+        """
+        ranks = [self._ranks[pid] for pid in seen.pids if pid in self._ranks]
+        if seen.pids and not ranks and self._tasks_here > 1:
+            return
+        rank = ranks[0] if len(ranks) == 1 else NO_RANK  # any of several may have caused it
         fault = XidReported(self._host, rank, seen.name, seen.number, seen.meaning)
         if fault not in self._faults:
             self._faults[fault] = str(seen)

@@ -45,6 +45,11 @@ def test_a_healthy_gpu(reading):
         ({"lost": "GPU is lost"}, "FAIL", "does not answer: GPU is lost"),
         ({"uncorrected": 2}, "FAIL", "2 uncorrected memory errors since the driver was loaded"),
         ({"uncorrected": 2, "recovery": Recovery.NONE}, "warn", "errors, which were contained"),
+        (
+            {"uncorrected": 1, "recovery": Recovery.NONE},
+            "warn",
+            "1 uncorrected memory error, which was",
+        ),
         ({"rows_failed": True}, "FAIL", "bad memory rows could not be remapped"),
         ({"recovery": Recovery.RESET}, "FAIL", "the driver says that it cannot be used before"),
         ({"recovery": Recovery.REBOOT}, "FAIL", "the driver says that it cannot be used before"),

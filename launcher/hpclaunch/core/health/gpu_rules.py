@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from ..protocol.wording import GIB, size
+from ..protocol.wording import GIB, count, size
 from .findings import Finding, Grade, Problem
 from .xids import REBOOT, RESET, Fault, xid
 
@@ -121,12 +121,14 @@ def _memory_errors(now: GpuReading) -> Iterable[Finding]:
     # Source: NVIDIA's "GPU memory error management". An uncorrected error ends the process that
     # read the memory. A contained error damages nothing else, and the driver retires the page. An
     # uncontained one may have damaged other data, until the GPU is reset.
+    errors = count(now.uncorrected, "uncorrected memory error")
     if now.uncorrected and now.contained:
-        found = f"{now.uncorrected} uncorrected memory errors, which were contained"
+        were = "was" if now.uncorrected == 1 else "were"
+        found = f"{errors}, which {were} contained"
         advice = "the GPU can be used; if there are more, report it to the administrator"
         yield Finding(f"{now.name} ECC", found, Grade.WARN, advice)
     elif now.uncorrected:
-        found = f"{now.uncorrected} uncorrected memory errors since the driver was loaded"
+        found = f"{errors} since the driver was loaded"
         yield Finding(f"{now.name} ECC", found, Grade.FAIL, RESET)
     # From the same document: a GPU with a failed remap is to be replaced (RMA).
     if now.rows_failed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..protocol.wording import GIB, size
+from ..protocol.wording import GIB, count, size
 from .findings import Finding, Grade, Problem
 
 MIB = 1 << 20
@@ -38,7 +38,7 @@ class Disk:
 class Host:
     """One reading of a host. None stands for a value that is not known."""
 
-    workers: int  # the number that this agent is about to start
+    workers: int  # the number that agents are about to start
     logs: Disk | None = None
     shm: int | None = None  # bytes free in /dev/shm
     memory: int | None = None  # bytes available to this job
@@ -68,7 +68,9 @@ def _logs(disk: Disk | None) -> Iterable[Finding]:
         found = f"{disk.path}: {disk.error or 'is not writable'}"
         yield Problem.LOGS_NOT_WRITABLE.finding(found, Grade.FAIL)
     elif disk.files is not None and disk.files < FILES_LEAST:
-        yield Problem.LOGS_FULL.finding(f"{disk.path} has room for {disk.files} more files")
+        yield Problem.LOGS_FULL.finding(
+            f"{disk.path} has room for {count(disk.files, 'more file')}"
+        )
     elif disk.free < DISK_LEAST:
         yield Problem.LOGS_FULL.finding(f"{disk.path} has {size(disk.free)} left")
 
@@ -80,7 +82,7 @@ def judge_checkpoints(disk: Disk) -> list[Finding]:
     elif disk.free < DISK_LEAST:
         found = f"{size(disk.free)} left"
     elif disk.files is not None and disk.files < FILES_LEAST:
-        found = f"room for {disk.files} more files"
+        found = f"room for {count(disk.files, 'more file')}"
     else:
         return []
     return [Problem.CHECKPOINTS_FULL.finding(f"{disk.path}: {found}")]
@@ -91,13 +93,13 @@ def _memory(now: Host) -> Iterable[Finding]:
         found = f"{size(now.shm)} left, through which the DataLoader's workers pass batches"
         yield Problem.SHM_FULL.finding(found)
     if now.memory is not None and now.memory < now.workers * MEMORY_LEAST:
-        found = f"{size(now.memory)} available for {now.workers} workers"
+        found = f"{size(now.memory)} available for {count(now.workers, 'worker')}"
         yield Problem.MEMORY_SHORT.finding(found)
 
 
 def _rest(now: Host) -> Iterable[Finding]:
     if now.load is not None and now.load > LOAD_MOST * now.cpus + LOAD_SPARE:
-        found = f"{now.load:.0f} on {now.cpus} CPUs, before the training has begun"
+        found = f"{now.load:.0f} on {count(now.cpus, 'CPU')}, before the training has begun"
         yield Problem.LOADED.finding(found)
     # A note for people who compare the logs of several hosts. The doctor measures the difference.
     if now.synchronised is False:
