@@ -137,6 +137,14 @@ def parse(*words, **environ):
     return vars(build_parser(environ).parse_args(words))
 
 
+def test_the_home_directory_in_a_path(monkeypatch):
+    """A shell replaces the ~ of `--log-dir ~/logs`, but not that of `--log-dir=~/logs`."""
+    monkeypatch.setenv("HOME", "/home/me")
+    options = parse("--log-dir=~/logs", "--checkpoint-dir=~/ck*", "--stage=~/fast", "train.py")
+    named = [options[name] for name in ("log_dir", "checkpoint_dir", "stage")]
+    assert [*map(str, named)] == ["/home/me/logs", "/home/me/ck*", "/home/me/fast"]
+
+
 @pytest.fixture(scope="module")
 def ask_torch(starts):
     """Return a function that has torch's parser read lines, in a process that lasts."""
@@ -522,6 +530,10 @@ class TestMistakes:
                 "'TERM' is no signal: write names separated by commas, as in",
             ),
             (["--signals-to-handle", "SIGTERM,", "t.py"], "'' is no signal"),
+            (["--notice-signal", "FOO", "t.py"], "'FOO' is none of USR1, USR2, TERM"),
+            (["--notice-signal", "USR1,USR2", "t.py"], "'USR1,USR2' is none of USR1"),
+            (["--checkpoint-dir", "", "t.py"], "--checkpoint-dir: the name of the directory is"),
+            (["--stage=", "t.py"], "argument --stage: the name of the directory is empty"),
             (["--signals-to-handle", "SIGSTOP", "t.py"], "no process can handle SIGSTOP"),
             (["--standalone=1", "t.py"], "argument --standalone: ignored explicit argument '1'"),
             (["--no-such-option", "t.py"], "no option --no-such-option"),

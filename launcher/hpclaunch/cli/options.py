@@ -292,7 +292,7 @@ def _add_nodes(add: Add, own: Add) -> None:
 def _add_checkpoints(_add: Add, own: Add) -> None:
     own(
         "--checkpoint-dir",
-        type=values.directory,
+        type=values.own_directory,
         metavar="DIR",
         help="the directory in which SCRIPT saves, with torch.save, DCP, the HF Trainer, "
         "Accelerate, Lightning, DeepSpeed, Megatron or Composer. At every start all workers get "
@@ -309,7 +309,7 @@ def _add_checkpoints(_add: Add, own: Add) -> None:
         "--stage",
         nargs="?",
         const=values.MEMORY,
-        type=values.directory,
+        type=values.own_directory,
         metavar="DIR",
         help="SCRIPT saves in memory, and each checkpoint is then copied to --checkpoint-dir: its "
         "arguments that name this directory get a path in memory instead, which is also in "

@@ -6,6 +6,7 @@ Each raises ArgumentTypeError for a wrong word. The parser adds the name of the 
 from __future__ import annotations
 
 import math
+import os
 import re
 import signal
 from argparse import ArgumentTypeError
@@ -115,11 +116,10 @@ def notice_signal(text: str) -> signal.Signals | None:
     """Parse the name of a signal, with or without SIG."""
     if not text:
         return None
-    found = _signal(text if text.startswith("SIG") else f"SIG{text}")
-    if found not in NOTICE_SIGNALS:
-        names = ", ".join(s.name.removeprefix("SIG") for s in NOTICE_SIGNALS)
-        raise ArgumentTypeError(f"{text!r} is none of {names}")
-    return found
+    known = {s.name.removeprefix("SIG"): s for s in NOTICE_SIGNALS}
+    if (name := text.removeprefix("SIG")) not in known:
+        raise ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+    return known[name]
 
 
 REQUEUE_CAUSES = {kind.value: kind for kind in REQUEUEABLE}
@@ -156,7 +156,15 @@ def given(text: str) -> str | None:
 
 
 def directory(text: str) -> Path | None:
-    return Path(text) if text else None
+    """Parse a path. A shell leaves the ~ of --log-dir=~/logs to the program."""
+    return Path(os.path.expanduser(text)) if text else None
+
+
+def own_directory(text: str) -> Path | None:
+    """Parse a path that is not empty, as it is if a variable is not set."""
+    if not text:
+        raise ArgumentTypeError("the name of the directory is empty")
+    return directory(text)
 
 
 def metrics(text: str) -> MetricsTarget | None:

@@ -94,7 +94,7 @@ def _post_mortem(verdict: Verdict, code: int, log_dir: str, job: Job) -> str:
         rest = f"; and {more} more" if more else ""
         lines.append(f"  failed as a consequence: {'; '.join(named)}{rest}")
     cause = verdict.cause
-    if cause is not None and cause.culprit is Culprit.WORKER and not advice:
+    if cause is not None and cause.culprit is Culprit.WORKER and cause.tail and not advice:
         command = f"hpclaunch logs {quote(log_dir)} --rank {cause.rank}"
         lines.append(f"  all output of rank {cause.rank}: {command}")
     page = "" if _has_sequel(verdict, job) else section(verdict)
