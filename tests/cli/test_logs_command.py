@@ -177,7 +177,7 @@ def test_a_follower_that_is_left(tmp_path, signum):
         (("71_3",), "an element of an array has its own id: sacct -X -j 71_3 -o JobIDRaw"),
         (("",), "the name of the job is empty"),
         (("nowhere",), "nowhere: No such file or directory"),
-        ((".",), "no worker has written anything in ."),
+        (("full/round-0",), "no worker has written anything in full/round-0"),
         (("--grep", "("), "'(' is not a regular expression: "),
         (("--rank", "0-"), "'0-' is not a list of ranks such as 0,3-5"),
         (("--since", "soon"), "'soon' is not a time such as 90s, 5m, 2h or 7d"),

@@ -70,6 +70,24 @@ def test_a_failure_and_a_restart(in_process, tmp_path):
     assert json.loads((logs / "report.json").read_text()) == facts
 
 
+@pytest.mark.usefixtures("light_torch")
+def test_the_directory_of_all_launches_stands_for_the_newest(in_process, tmp_path):
+    for word in ("older", "newer"):
+        hpclaunch("--no-python", "echo", word, cwd=tmp_path)
+    for above, below in (("hpclaunch-logs", ""), ("..", "/hpclaunch-logs")):
+        here = tmp_path / "elsewhere" if below else tmp_path
+        here.mkdir(exist_ok=True)
+        name = f"{above}{below}"
+        said = in_process("logs", name, cwd=here)
+        assert said.stdout.endswith(" newer\n"), said.stderr
+        assert "older" not in said.stdout
+        launch = said.stdout.split()[1]
+        for command in ("report", "status"):
+            said = in_process(command, name, cwd=here)
+            assert (said.returncode, said.stderr) == (0, "")
+            assert launch in said.stdout
+
+
 def test_a_report_that_fails_does_not_hide_why_the_job_did(tmp_path):
     path = script(tmp_path, "raise SystemExit(3)")
     timing = {"observe.job_report.report": None}
@@ -97,7 +115,7 @@ def test_while_it_runs_and_after_it_was_ended(tmp_path):
         (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
         (("4711.0",), "there is no log directory of job 4711.0 in hpclaunch-logs: "),
         (("nowhere",), "cannot read nowhere: No such file or directory"),
-        ((".",), "there is no ledger of a launch in ."),
+        ((".",), "there is nothing of a launch in ."),
     ],
 )
 def test_a_mistake_is_one_line(in_process, tmp_path, args, complaint):

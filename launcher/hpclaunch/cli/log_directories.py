@@ -23,8 +23,8 @@ def add_argument(parser: Parser) -> None:
 
 
 def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
-    """Return the directories of all launches of a Slurm job, or else a single one. `date` returns
-    the time of the last change in a directory, or 0 to leave it out. Raises UsageError.
+    """Return the directories of all launches of a Slurm job, or else a single one. `date` is as for
+    `newest`. Raises UsageError.
     """
     from hpclaunch.system.logs import log_directory
 
@@ -32,12 +32,9 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
         raise UsageError("the name of the job is empty")
     above = log_directory.of_all_launches()
     if named is not None and os.path.isdir(named):
-        return [Path(named)]
-    try:
-        names = sorted(os.listdir(above))
-    except OSError:
-        names = []
+        return [newest(Path(named), date) or Path(named)]
     if named is not None:
+        names = _names(above)
         ours = [name for name in names if named in (name, name.partition(".")[0])]
         found = [above / name for name in sorted(ours, key=_numbers)]
         if not found and not named[:1].isdecimal():
@@ -48,10 +45,27 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
                 how += f"; an element of an array has its own id: sacct -X -j {named} -o JobIDRaw"
             raise UsageError(f"there is no log directory of job {named} in {above}: {how}")
         return found
-    dated = [(at, above / name) for name in names if (at := date(above / name))]
-    if not dated:
+    if (last := newest(above, date)) is None:
         raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
-    return [max(dated)[1]]
+    return [last]
+
+
+def newest(directory: Path, date: Callable[[Path], float]) -> Path | None:
+    """Return the log directory itself, or else the newest one in it, as in hpclaunch-logs. `date`
+    returns the time of the last change in a log directory, or 0 for one without a launch.
+    """
+    if date(directory):
+        return directory
+    below = [directory / name for name in _names(directory)]
+    dated = [(at, each) for each in below if (at := date(each))]
+    return max(dated)[1] if dated else None
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
 
 
 def _numbers(name: str) -> list[int]:

@@ -86,7 +86,9 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
                 _name_killed(directories)
             break
         time.sleep(PAUSE * max(1.0, len(output.nodes) / MANY))
-        if options.job is not None:  # it may have been started again
+        # A Slurm job may have been started again. A directory is chosen once: in hpclaunch-logs,
+        # another launch may be the newest now.
+        if options.job is not None and not os.path.isdir(options.job):
             directories = log_directories.chosen(options.job, _changed)
     if not screen.has_shown_lines:
         _explain(options, output, directories)

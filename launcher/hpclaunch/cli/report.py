@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     found = [launch for each in runs for launch in launch_ledgers.launches(each)]
     if not found:
         where = ", ".join(map(str, directories))
-        raise UsageError(f"there is no ledger of a launch in {where}")
+        raise UsageError(f"there is nothing of a launch in {where}")
     launches = sorted(found, key=lambda launch: launch.begin)
     made = report(launches)
     if options.json:

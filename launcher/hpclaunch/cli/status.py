@@ -27,7 +27,7 @@ from hpclaunch.core.protocol.wording import harmless_json
 from hpclaunch.observe.job_screen import job_line, job_list, job_screen
 from hpclaunch.observe.text_style import TextStyle
 
-from . import launch_ledgers, say, write
+from . import launch_ledgers, log_directories, say, write
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def running_or_ended(
     try:
         return launches.find(job, environ)
     except launches.NoLaunchError:
+        job = _logs(job)
         logged = status_file.newest(job)
         names = _names_in(Path(job)) or ([] if logged is None else [logged.name])
         # In its first minute, a launch has not written a snapshot: this may be an earlier launch's.
@@ -97,6 +98,12 @@ def running_or_ended(
         if not names or not os.path.isdir(job):
             raise
     return launches.find(names[-1], environ)
+
+
+def _logs(job: str) -> str:
+    """Return the newest log directory in one such as hpclaunch-logs; `job` if it is none."""
+    found = log_directories.newest(Path(job), launch_ledgers.date) if os.path.isdir(job) else None
+    return job if found is None else str(found)
 
 
 def _names_in(directory: Path) -> list[str]:
@@ -118,7 +125,7 @@ def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
     try:
         found = running_or_ended(job, environ)
     except launches.NoLaunchError as e:
-        if (last := status_file.newest(job)) is None:
+        if (last := status_file.newest(_logs(job))) is None:
             raise
         say(str(e))
         return last
