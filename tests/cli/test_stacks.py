@@ -209,6 +209,13 @@ def test_nothing_to_see(tmp_path):
     done = hpclaunch("stacks", cwd=tmp_path, before=alone)
     assert done.returncode == 2
     assert done.stderr.startswith("hpclaunch: error: no workers run here; ")
+    assert "those that are just being started have no stacks yet" in done.stderr
+
+
+def test_it_takes_no_name_of_a_launch(in_process, tmp_path):
+    done = in_process("stacks", "local-4711", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "local-4711 is no id of a Slurm job: leave it out to look at this" in done.stderr
 
 
 def test_no_slurm(tmp_path):

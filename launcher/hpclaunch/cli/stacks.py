@@ -25,6 +25,7 @@ from . import say, values, write
 from .parser import Parser
 
 USUAL = ("start", "step")  # phases that are not shown
+YOUNG = "those that are just being started have no stacks yet"
 STOPPED = {"T": "stopped", "t": "stopped by a debugger"}
 
 
@@ -46,6 +47,8 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     job, rank = options.job, options.rank
     if job == "":  # from an unset variable of the shell; squeue would list all jobs
         raise UsageError("the name of the job is empty")
+    if job is not None and not job[0].isdecimal():  # the name of a launch
+        raise UsageError(f"{job} is no id of a Slurm job: leave it out to look at this machine")
     where = "this machine" if job is None else f"job {job}"
     whole = "all" if options.full and rank is None else "" if rank is None else str(rank)
     try:
@@ -77,9 +80,11 @@ def _are(ranks: str) -> str:
 
 def _nothing(job: str | None, complaint: str) -> str:
     if job is None:
-        where = "here; to look at a Slurm job on all of its nodes: hpclaunch stacks JOB"
-        return complaint or f"no workers run {where}"
-    return f"cannot look at job {job}: {complaint}" if complaint else f"job {job} has no workers"
+        how = "to look at a Slurm job on all of its nodes: hpclaunch stacks JOB"
+        return complaint or f"no workers run here; {YOUNG}; {how}"
+    if complaint:
+        return f"cannot look at job {job}: {complaint}"
+    return f"job {job} has no workers; {YOUNG}"
 
 
 def _shown(workers: Sequence[Mapping[str, Any]], *, in_full: bool) -> Iterator[str]:
