@@ -172,7 +172,8 @@ def test_a_follower_that_is_left(tmp_path, signum):
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        ((), "there is no launch in hpclaunch-logs: name a Slurm job or a log directory"),
+        ((), "there is no launch in hpclaunch-logs here: name a Slurm job or a log directory"),
+        (("local-4711",), "there is no log directory of job local-4711 in hpclaunch-logs: "),
         (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
         (("71_3",), "an element of an array has its own id: sacct -X -j 71_3 -o JobIDRaw"),
         (("",), "the name of the job is empty"),

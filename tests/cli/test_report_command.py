@@ -111,7 +111,8 @@ def test_while_it_runs_and_after_it_was_ended(tmp_path):
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        ((), "there is no launch in hpclaunch-logs: name a Slurm job or a log directory"),
+        ((), "there is no launch in hpclaunch-logs here: name a Slurm job or a log directory"),
+        (("local-4711",), "there is no log directory of job local-4711 in hpclaunch-logs: "),
         (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
         (("4711.0",), "there is no log directory of job 4711.0 in hpclaunch-logs: "),
         (("nowhere",), "cannot read nowhere: No such file or directory"),

@@ -157,7 +157,7 @@ def test_restart_notice_and_stop(tmp_path):
 def test_what_is_not_there(in_process, tmp_path, command):
     done = in_process(command, "local-4711", cwd=tmp_path)
     assert done.returncode == 2
-    assert "no launch local-4711 is led from this machine" in done.stderr
+    assert "no launch local-4711 runs on this machine: it is over, runs elsewhere" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -364,7 +364,8 @@ def test_the_log_directory_answers_when_nobody_does(tmp_path):
         json.dump(launch, f)  # as if everything had been killed
     done = hpclaunch("status", launch["name"], cwd=tmp_path)
     assert "the job no longer answers" in done.stdout
-    assert done.stderr == f"hpclaunch: no launch {launch['name']} is led from this machine\n"
+    assert f"no launch {launch['name']} runs on this machine: it is over, " in done.stderr
+    assert done.stderr.count("\n") == 1
     with open(file, "w") as f:
         f.write("{}")
     assert hpclaunch("status", launch["name"], cwd=tmp_path).returncode == 2

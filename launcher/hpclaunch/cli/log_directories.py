@@ -37,16 +37,19 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
         names = _names(above)
         ours = [name for name in names if named in (name, name.partition(".")[0])]
         found = [above / name for name in sorted(ours, key=_numbers)]
-        if not found and not named[:1].isdecimal():
+        is_id = named[:1].isdecimal()
+        if not found and not is_id and not re.fullmatch(r"local-[^/]+", named):
             return [Path(named)]
         if not found:
-            how = "run this where the job was submitted, or name its log directory"
+            begun = "submitted" if is_id else "started"
+            how = f"run this where the job was {begun}, or name its log directory"
             if re.fullmatch(r"\d+_\d+", named):  # it has the element's own id, as in SLURM_JOB_ID
                 how += f"; an element of an array has its own id: sacct -X -j {named} -o JobIDRaw"
             raise UsageError(f"there is no log directory of job {named} in {above}: {how}")
         return found
     if (last := newest(above, date)) is None:
-        raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
+        how = "name a Slurm job or a log directory"
+        raise UsageError(f"there is no launch in {above} here: {how}")
     return [last]
 
 

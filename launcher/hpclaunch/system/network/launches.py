@@ -141,7 +141,10 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     unseen = UnreachableError if here else NoLaunchError  # a member of it runs here, or none
     number = which.partition(".")[0]
     if not number[:1].isdecimal():
-        raise unseen(f"no launch {which} is led from this machine")
+        if here:
+            raise unseen(f"no launch {which} is led from this machine")
+        why = "it is over, runs elsewhere or has another name; hpclaunch status lists what runs"
+        raise unseen(f"no launch {which} runs on this machine: {why}")
     env, shown = slurm_steps.environment(environ), slurm_steps.without_component(number)
     try:
         with _started():
