@@ -114,6 +114,33 @@ def test_an_interrupt_while_the_script_is_read(tmp_path):
     assert end(process, signal.SIGINT) == (128 + signal.SIGINT, "", "")
 
 
+EARLY = """\
+import os, signal, sys
+from hpclaunch import cli
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "msgspec" and "none" not in sys.argv:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupted())
+if "ignored" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+before = signal.getsignal(signal.SIGINT)
+code = cli.main(["replay", os.devnull])
+assert "msgspec" in sys.modules and signal.getsignal(signal.SIGINT) is before
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("usual", -signal.SIGINT), ("ignored", 2), ("none", 2)])
+def test_an_interrupt_within_the_first_imports(how, code):
+    command = [sys.executable, "-c", EARLY, how]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == (how != "usual")  # the complaint of replay
+
+
 def is_reading(pid):
     """Return True if the process waits in read(2) of its standard input."""
     with open(f"/proc/{pid}/syscall") as f:

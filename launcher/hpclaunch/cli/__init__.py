@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TextIO
 
@@ -34,13 +34,32 @@ def main(args: Sequence[str] | None = None) -> int:
     fill_standard_descriptors()
     look_for_libraries_first()
     try:
-        from .command_line import run_words
+        with _interrupts_end_at_once():
+            from .command_line import run_words
 
         return run_words(sys.argv[1:] if args is None else args)
     except NobodyReadsError:
         return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:  # Ctrl-C, also before everything is imported
+    except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+@contextlib.contextmanager
+def _interrupts_end_at_once() -> Iterator[None]:
+    """Let SIGINT end this process, unless it is ignored or the caller handles it. Nothing has been
+    started yet, and a KeyboardInterrupt within an import may crash an extension module.
+    """
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        if is_usual:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except ValueError:  # in another thread, which gets no KeyboardInterrupt
+        is_usual = False
+    try:
+        yield
+    finally:
+        if is_usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def fill_standard_descriptors() -> None:
