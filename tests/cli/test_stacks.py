@@ -256,6 +256,11 @@ FAILS = "echo 'error: Invalid \033[31mjob id' >&2; exit 1"
 RUNS = "echo 71 2 RUNNING 71"
 
 
+NO_WORKERS = """\
+job 71 has no workers; those that are just being started have no stacks yet
+"""
+
+
 @pytest.mark.parametrize(
     ("squeue", "srun", "says"),
     [
@@ -264,7 +269,7 @@ RUNS = "echo 71 2 RUNNING 71"
         ("", "", "cannot look at job 71: it is over\n"),
         (RUNS, FAILS, "cannot look at job 71: error: Invalid ?[31mjob id\n"),
         (RUNS, "exit 3", "cannot look at job 71: exit code 3\n"),
-        (RUNS, "echo prolog; echo hpclaunch-stacks n1 '[]'", "job 71 has no workers\n"),
+        (RUNS, "echo prolog; echo hpclaunch-stacks n1 '[]'", NO_WORKERS),
         (RUNS, "echo hpclaunch-stacks n1 '['", "cannot look at job 71: n1: incomplete answer\n"),
     ],
 )
