@@ -365,8 +365,8 @@ def test_the_log_directory_answers_when_nobody_does(tmp_path):
     done = hpclaunch("status", launch["name"], cwd=tmp_path)
     assert "the job no longer answers" in done.stdout
     assert done.stderr == (
-        f"hpclaunch: no launch {launch['name']} runs on this machine: it is over, runs elsewhere or "
-        "has another name; hpclaunch status lists what runs\n"
+        f"hpclaunch: no launch {launch['name']} runs on this machine: it is over, runs elsewhere "
+        "or has another name; hpclaunch status lists what runs\n"
     )
     with open(file, "w") as f:
         f.write("{}")
