@@ -119,7 +119,9 @@ def test_two_rounds_while_they_run_and_after(tmp_path):
     assert [line for line in errors if not isinstance(line, str)] == [(1, "error of 1")] * 2
     found = parsed(logs(tmp_path, "--grep", "^END [01]|^end 0").stdout)
     assert [line for line in found if not isinstance(line, str)] == [(0, "end 0")] * 2
-    assert logs(tmp_path, "--grep", "nothing").stdout == ""
+    none = logs(tmp_path, "--grep", "nothing")
+    said = "hpclaunch: no line was written that these options select\n"
+    assert (none.returncode, none.stdout, none.stderr) == (0, "", said)
     (index,) = tmp_path.glob("hpclaunch-logs/*/round-0/index-agent-0.txt")
     assert stat.S_IMODE(index.stat().st_mode) == 0o600
 

@@ -181,6 +181,15 @@ def test_an_interpreter_that_is_none(in_process, cwd):
     assert "PYTHON_EXEC=/no/such/python is not a program" in line
 
 
+def test_a_working_directory_without_room_for_logs(in_process, cwd):
+    (cwd / "hpclaunch-logs").touch()
+    done = in_process("train.py", cwd=cwd)
+    assert done.returncode == 2
+    line = only(done.stderr)
+    assert "cannot write to the log directory hpclaunch-logs" in line
+    assert line.endswith("; give another directory with --log-dir")
+
+
 @pytest.mark.starts
 @pytest.mark.parametrize(
     ("closed", "args", "says"),

@@ -9,7 +9,7 @@ from long_jobs import BEGIN, a_launch, pasts_of
 
 from hpclaunch.core.hangs.tracebacks import HangStacks
 from hpclaunch.core.protocol.facts import Category, CheckpointSaved, EndReason, LostNode, RoundEnded
-from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Failure, Origin, Verdict
+from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Failure, Origin, Sequel, Verdict
 from hpclaunch.core.protocol.values import replace
 from hpclaunch.observe import job_page as pages
 from hpclaunch.observe.job_page import job_page
@@ -18,6 +18,8 @@ from hpclaunch.observe.launch_past import Happening, HappeningKind, LaunchPast
 from hpclaunch.observe.launches import Launch
 from hpclaunch.observe.ledger_entries import LedgerEntry
 from hpclaunch.observe.text_style import seat_time
+
+FAILURE = Failure(0, 0, "n1", EXIT_SAVED, 0, BEGIN, "")
 
 
 def local(at, form):
@@ -90,9 +92,21 @@ def test_a_job_with_a_failure():
             Verdict(EXIT_SAVED, "saved, not finished", Origin.TIME_LIMIT),
             *("ended", "not finished: time limit, exit code 75"),
         ),
+        (
+            Verdict(143, "ended 23 s before the time limit", Origin.TIME_LIMIT),
+            *("ended", "not finished: time limit, exit code 143"),
+        ),
+        (
+            Verdict(EXIT_SAVED, "rank 0 exited", Origin.FAILURE, FAILURE, sequel=Sequel.NEXT),
+            *("ended", "not finished: exit code, exit code 75"),
+        ),
+        (
+            Verdict(EXIT_SAVED, "rank 0 on n1 exited with code 75", Origin.FAILURE, FAILURE),
+            *("failed", "failed: exit code, exit code 75"),
+        ),
     ],
 )
-def test_a_job_that_the_user_or_slurm_has_ended_has_not_failed(verdict, state, result):
+def test_the_result_of_a_job(verdict, state, result):
     launch, _ = a_launch()
     page = page_of([replace(launch, verdict=verdict)], [])
     assert (page.state, page.result) == (state, result)

@@ -327,7 +327,7 @@ def _logs(
         return logs, theirs if first and not usual else None
     except UsageError as e:
         if not options.in_place_of:
-            raise
+            raise UsageError(f"{e}; give another directory with --log-dir") from e
         try:
             path = log_directory.make_temporary(f"hpclaunch-{where.name}-")
             logs = LogDirectory(path, where.name)

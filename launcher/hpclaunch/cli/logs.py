@@ -107,6 +107,7 @@ def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterab
         raise UsageError(f"--node {options.node}: no workers ran there, but on {known}")
     if options.rank is not None and not options.rank & output.ranks:
         raise UsageError(f"--rank: only ranks {ranges.written(output.ranks)} have output")
+    say("no line was written that these options select")
 
 
 def _changed(directory: Path) -> float:
@@ -130,7 +131,7 @@ def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
         if last is not None:
             name = last.name.partition(".")[0]
             newest[name] = max(last, newest.get(name, last), key=lambda each: each.begin)
-    again = any(last.verdict and last.verdict.sequel.is_followed for last in newest.values())
+    again = any(last.verdict and last.verdict.sequel.is_requeued for last in newest.values())
     return not (again and job is not None and job.replace("_", "").isdecimal())
 
 

@@ -8,7 +8,7 @@ from shlex import quote
 
 from ..core.head.last_lines import advise
 from ..core.head.restarts import how, who
-from ..core.protocol.model import EXIT_USAGE, Culprit, Failure, Job, Origin, Sequel, Verdict
+from ..core.protocol.model import EXIT_USAGE, Culprit, Failure, Job, Origin, Verdict
 
 CONSEQUENCES = 4  # consequent failures that are named; others are counted
 LINES = 15  # of the account; the worker's last lines are cut to keep to it
@@ -97,7 +97,7 @@ def _post_mortem(verdict: Verdict, code: int, log_dir: str, job: Job) -> str:
     if cause is not None and cause.culprit is Culprit.WORKER and cause.tail and not advice:
         command = f"hpclaunch logs {quote(log_dir)} --rank {cause.rank}"
         lines.append(f"  all output of rank {cause.rank}: {command}")
-    page = "" if _has_sequel(verdict, job) else section(verdict)
+    page = "" if verdict.sequel.is_followed else section(verdict)
     if page:
         lines.append(f"  see {page}")
     lines.append(f"  logs: {log_dir}")
@@ -112,17 +112,11 @@ def _advice(verdict: Verdict, job: Job) -> str:
     if cause is not None:
         is_hang = cause.culprit is Culprit.HANG
         return HUNG.format(round=cause.round) if is_hang else advise(cause)
-    if not job.slurm_id or _has_sequel(verdict, job):
+    if not job.slurm_id or verdict.sequel.is_followed:
         return ""
     if verdict.origin in AFTER_NOTICE and verdict.code == UNSAVED:
         return SAVE_IN_TIME
     return ADVICE.get(verdict.origin, "").format(requeue="" if job.requeueing.on else REQUEUE)
-
-
-def _has_sequel(verdict: Verdict, job: Job) -> bool:
-    """Return whether another run, or the next element of a chain, continues the job."""
-    next_element = job.requeueing.is_chain and verdict.sequel is Sequel.LEAVE
-    return verdict.sequel.is_followed or next_element
 
 
 def _last_words(cause: Failure, most: int) -> list[str]:

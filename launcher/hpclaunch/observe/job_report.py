@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
+from ..core.ending.table import ENDS
 from ..core.protocol.facts import RoundEnded
-from ..core.protocol.model import EXIT_SAVED, NO_RANK, Culprit, EndCause, Failure
+from ..core.protocol.model import NO_RANK, Culprit, EndCause, Failure, Origin, Verdict
 from ..core.protocol.values import value
 from .end_causes import Diagnosis, of_job, of_round
 from .launches import Launch, account, round_ends
 
 FORMAT = 1
+# Ends that were announced, so that the workers could save.
+LEAVES_WORK = (Origin.TIME_LIMIT, Origin.PREEMPTION, Origin.REQUEUE, Origin.NOTICE)
 NODE_CAUSES = (EndCause.LOST, EndCause.UNFIT)  # causes for which no worker is at fault
 
 
@@ -48,6 +51,7 @@ class JobReport:
     begin: float
     end: float  # until now, if it is not over
     over: bool
+    outcome: JobOutcome | None  # None if it is not known to be over
     code: int | None  # None if that is not known
     reason: str
     cause: str
@@ -61,17 +65,6 @@ class JobReport:
     steps_seen: bool  # False: all time after the rendezvous counts as training
     ends: tuple[EndReport, ...]
     ends_left_out: int  # if there are many, `ends` has the first and the last ones
-
-    @property
-    def outcome(self) -> JobOutcome | None:
-        """The result; None if the job is not known to be over."""
-        if not self.over:
-            return None
-        if self.code == 0:
-            return JobOutcome.DONE
-        if self.code == EXIT_SAVED:
-            return JobOutcome.UNFINISHED
-        return JobOutcome.ENDED if self.cause == EndCause.USER.value else JobOutcome.FAILED
 
 
 def report(launches: Sequence[Launch]) -> JobReport:
@@ -88,6 +81,7 @@ def report(launches: Sequence[Launch]) -> JobReport:
         begin=sums.begin,
         end=sums.end,
         over=verdict is not None,
+        outcome=None if verdict is None else outcome(verdict),
         code=None if verdict is None else verdict.code,
         reason="" if verdict is None else verdict.reason,
         cause="" if verdict is None else found.cause.value,
@@ -102,6 +96,15 @@ def report(launches: Sequence[Launch]) -> JobReport:
         ends=tuple(map(end_report, round_ends(launches))),
         ends_left_out=sum(launch.ends_left_out for launch in launches),
     )
+
+
+def outcome(verdict: Verdict) -> JobOutcome:
+    if verdict.origin is Origin.DONE:
+        return JobOutcome.DONE
+    if verdict.sequel.is_followed or verdict.origin in LEAVES_WORK:
+        return JobOutcome.UNFINISHED
+    by_user = ENDS[verdict.origin].cause is EndCause.USER
+    return JobOutcome.ENDED if by_user else JobOutcome.FAILED
 
 
 def end_report(end: RoundEnded) -> EndReport:

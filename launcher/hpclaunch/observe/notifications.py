@@ -150,7 +150,7 @@ def _began(fact: facts.RoundBegan) -> Notification:
 
 def _job_ended(fact: facts.JobEnded) -> Notification:
     verdict = fact.verdict
-    topic = Topic.JOB_REQUEUED if verdict.sequel.is_followed else Topic.JOB_OVER
+    topic = Topic.JOB_REQUEUED if verdict.sequel.is_requeued else Topic.JOB_OVER
     details: dict[str, Detail] = {
         "result": ENDS[verdict.origin].kind.value,
         "exit_code": verdict.code,

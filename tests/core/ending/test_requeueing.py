@@ -362,12 +362,12 @@ def test_a_job_that_slurm_would_not_start_again_says_so_at_once():
 
 @pytest.mark.parametrize(
     ("first", "last", "sequel"),
-    [("/c/5.pt", "/c/9.pt", Sequel.LEAVE), ("/c/5.pt", "", Sequel.END_CHAIN)],
+    [("/c/5.pt", "/c/9.pt", Sequel.NEXT), ("/c/5.pt", "", Sequel.END_CHAIN)],
 )
 def test_the_next_element_of_a_chain_continues(first, last, sequel):
     ended = to_the_limit(asked(before=1, most=2, is_chain=True), first=first, last=last)
     assert ended.sequel is sequel
-    assert (ended.code == EXIT_SAVED) == (sequel is Sequel.LEAVE)
+    assert (ended.code == EXIT_SAVED) == (sequel is Sequel.NEXT)
 
 
 def test_after_the_last_element_of_a_chain_no_other_run_follows():

@@ -165,7 +165,8 @@ class Way:
     chained: Sequel  # the same, as the next element of an array
 
 
-LEAVE, LINGER, REQUEUE, END = Sequel.LEAVE, Sequel.LINGER, Sequel.REQUEUE, Sequel.END_CHAIN
+LEAVE, LINGER, REQUEUE = Sequel.LEAVE, Sequel.LINGER, Sequel.REQUEUE
+NEXT, END = Sequel.NEXT, Sequel.END_CHAIN
 STORIES = {
     Origin.DONE: done,
     Origin.TIME_LIMIT: time_limit,
@@ -186,14 +187,14 @@ STORIES = {
 }
 WAYS = {
     Origin.DONE: Way(False, False, 0, Origin.DONE, LEAVE, LEAVE, END),
-    Origin.TIME_LIMIT: Way(True, True, 75, Origin.TIME_LIMIT, LEAVE, REQUEUE, LEAVE),
+    Origin.TIME_LIMIT: Way(True, True, 75, Origin.TIME_LIMIT, LEAVE, REQUEUE, NEXT),
     Origin.PREEMPTION: Way(True, True, 75, Origin.PREEMPTION, LINGER, REQUEUE, LINGER),
-    Origin.REQUEUE: Way(True, True, 75, Origin.REQUEUE, LEAVE, REQUEUE, LEAVE),
-    Origin.NOTICE: Way(True, True, 75, Origin.NOTICE, LEAVE, REQUEUE, LEAVE),
+    Origin.REQUEUE: Way(True, True, 75, Origin.REQUEUE, LEAVE, REQUEUE, NEXT),
+    Origin.NOTICE: Way(True, True, 75, Origin.NOTICE, LEAVE, REQUEUE, NEXT),
     Origin.DRAIN: Way(True, True, None, None, LEAVE, LEAVE, LEAVE),
-    Origin.NODE_LOST: Way(False, False, 1, Origin.NODE_LOST, LEAVE, REQUEUE, LEAVE),
-    Origin.NODE_UNFIT: Way(False, False, 1, Origin.NODE_UNFIT, LEAVE, REQUEUE, LEAVE),
-    Origin.FAILURE: Way(False, False, 9, Origin.FAILURE, LEAVE, REQUEUE, LEAVE),
+    Origin.NODE_LOST: Way(False, False, 1, Origin.NODE_LOST, LEAVE, REQUEUE, NEXT),
+    Origin.NODE_UNFIT: Way(False, False, 1, Origin.NODE_UNFIT, LEAVE, REQUEUE, NEXT),
+    Origin.FAILURE: Way(False, False, 9, Origin.FAILURE, LEAVE, REQUEUE, NEXT),
     Origin.STOP: Way(False, False, 143, Origin.STOP, LEAVE, LEAVE, END),
     Origin.SIGNAL: Way(False, False, 130, Origin.SIGNAL, LEAVE, LEAVE, END),
     Origin.SIGTERM: Way(False, False, 143, Origin.SIGNAL, LEAVE, LEAVE, END),

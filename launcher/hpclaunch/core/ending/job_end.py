@@ -349,7 +349,7 @@ class RequeueDecision:
             return replace(ended, sequel=Sequel.REQUEUE)
         if self._is_requeued_if_killed(ended.origin):
             return replace(ended, sequel=Sequel.LINGER, left=round(left, 3))
-        return ended if is_wanted else replace(ended, sequel=self._last)
+        return replace(ended, sequel=Sequel.NEXT if is_wanted else self._last)
 
     @property
     def _last(self) -> Sequel:

@@ -367,12 +367,18 @@ class Sequel(str, Enum):
     LEAVE = "leave"
     REQUEUE = "requeue"  # the head asks Slurm to requeue the job, and all agents wait for that
     LINGER = "linger"  # wait for the preemption: it requeues only a job that still runs
+    NEXT = "next"  # leave; the next element of the array continues
     END_CHAIN = "end chain"  # the head cancels the elements of the array that have not begun
 
     @property
-    def is_followed(self) -> bool:
-        """Whether another run follows this one."""
+    def is_requeued(self) -> bool:
+        """Whether Slurm starts this job again."""
         return self in (Sequel.REQUEUE, Sequel.LINGER)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether another run continues this one."""
+        return self.is_requeued or self is Sequel.NEXT
 
 
 @value(frozen=True)
