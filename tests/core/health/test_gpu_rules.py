@@ -64,7 +64,7 @@ def test_a_healthy_gpu(reading):
             "link 3 went down",
         ),
         ({"links_of_siblings": 18}, "FAIL", "links are down: 4 of 18 are up"),
-        ({"links": (NvLink(up=True, errors=8),) * 4}, "warn", "4 NVLink transfers were repeated"),
+        ({"links": (NvLink(up=True, errors=8),) * 4}, "warn", "NVLink has repeated 4 transfers"),
     ],
 )
 def test_a_fault(change, grade, found):

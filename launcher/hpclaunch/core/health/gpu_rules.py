@@ -172,7 +172,7 @@ def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
     counts = [(a.errors, b.errors) for a, b in pairs]
     grown = sum(b - a for a, b in counts if a is not None and b is not None and b > a)
     if grown:
-        found = f"{grown} NVLink transfers were repeated during this job"
+        found = f"NVLink has repeated {count(grown, 'transfer')} during this job"
         advice = "collectives may be slow; if it continues, report nvidia-smi nvlink -e"
         yield Finding(f"{now.name} NVLink errors", found, Grade.WARN, advice)
 
