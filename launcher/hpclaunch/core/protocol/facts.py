@@ -268,7 +268,7 @@ class DrainFound:
 
 @value(frozen=True)
 class NodeLost:
-    """An agent counts as lost, and no other one of its node does."""
+    """A node is lost: the first of its agents counts as lost."""
 
     host: str
     why: str
