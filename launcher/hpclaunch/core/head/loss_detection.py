@@ -23,7 +23,7 @@ class LossDetector:
         self.state, self.roster, self.timing = state, state.roster, state.timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
         self._recorded: set[int] = set()  # the silent agents that were recorded
-        self._lost: set[int] = set()  # nodes whose loss was recorded; some agent of them is still lost
+        self._lost: set[int] = set()  # recorded losses: nodes with an agent that is still lost
         self._unfit: set[int] = set()  # the agents whose last report says that they are unfit
         self._notice_at = math.inf  # when to record silent agents again
 
