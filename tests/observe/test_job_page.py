@@ -245,3 +245,12 @@ def test_a_save_is_shown_once_and_only_if_it_is_of_this_job():
     saves = [text for _, kind, text, _ in page.events if kind == "save"]
     assert saves == ["a checkpoint of step 7 is complete"]
     assert len([mark for mark in page.time_line.marks if mark.kind == "save"]) == 1
+
+
+def test_a_checkpoint_from_before_the_job_is_no_save_of_it():
+    launch, _ = a_launch()
+    past = LaunchPast()
+    past.note(CheckpointSaved("7.pt", 7, 100, 3600.0), launch.begin)
+    page = page_of([launch], [], pasts={launch.name: past})
+    assert "Checkpoint" not in facts(page)
+    assert not [kind for _, kind, _, _ in page.events if kind == "save"]

@@ -241,7 +241,8 @@ def _facts(
     yield KeyFigure("Rounds", rounds, ", ".join(filter(None, [restarts, launches])))
     if step := curves.farthest(histories):
         yield KeyFigure("Step", f"{step:,}", "the furthest that was seen")
-    saves = [save for past in pasts for save in past.saves]
+    # The first head records the checkpoint that it finds, which may be older than the job.
+    saves = [save for past in pasts for save in past.saves if save.at >= report.begin]
     if saves:
         last = max(saves, key=lambda save: save.at)
         step_of = "" if last.step is None else f"step {last.step:,}"
@@ -261,7 +262,8 @@ def _happened(
     happenings = [each for past in pasts for each in past.happenings]
     found: list[Happening] = []
     for each in sorted(happenings, key=lambda happening: (happening.text, happening.at)):
-        is_known = found and found[-1].text == each.text and each.at - found[-1].at < ALIKE
+        last = found[-1] if found else None
+        is_known = last and last.text == each.text and each.at - last.at < ALIKE
         is_older = each.kind is HappeningKind.SAVE and each.at < report.begin
         if not is_known and not is_older:
             found.append(each)

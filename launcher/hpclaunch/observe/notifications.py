@@ -80,7 +80,7 @@ class Notifications:
                 yield _began(fact)
             case facts.RoundEnded() if fact.is_early:
                 yield from self._round_ended(fact, now)
-            case facts.HangFound() if fact.round != self._hung:
+            case facts.HangFound() if fact.ends_in is not None or fact.round != self._hung:
                 self._hung = fact.round
                 about = _who(fact.host, fact.rank)
                 if fact.ends_in is not None:

@@ -936,3 +936,13 @@ def test_a_drained_spare_does_not_take_the_place_of_a_lost_node():
     crew.kill(1)
     crew.until(200.0)
     assert sorted(crew.parts[1]) == [0, 3]
+
+
+def test_a_drained_spare_does_not_take_the_place_of_a_lost_head():
+    crew = training("n0 n1 n2 n3", ends_at=1000.0, most=2, fewest=2)
+    crew.draining = ("n2",)
+    crew.until(100.0)
+    crew.kill(0)
+    crew.until(200.0)
+    assert sorted(crew.parts[max(crew.parts)]) == [1, 3]
+    assert said(crew, "drains") == []

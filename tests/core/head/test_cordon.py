@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from crew import Crew
 from story import (
     a_job,
     a_member,
@@ -282,3 +283,20 @@ def test_hosts_that_share_gpus_alike_are_one_line():
     line = worded(isolation([("n0", a_part(shares=own))], asked=False))
     assert line.startswith("GPUs on n0: each worker sees only its own")
     assert isolation([("n0", a_part(shares=own))], asked=True) == ()
+
+
+def test_the_return_of_a_cordoned_node_is_recorded_as_its_loss_is():
+    crew = Crew("n0 n1 n2", most=2, fewest=2)
+    crew.start(0, 1, 2)
+    crew.until(2.0)
+    crew.feed(1, HealthFound("GPU 0 is gone"))
+    crew.until(15.0)
+    for again in (True, False):
+        crew.kill(1)
+        crew.until(crew.now + 10.0)
+        if again:
+            crew.start(1, anew=True)
+            crew.until(crew.now + 10.0)
+    about = [line.partition(":")[0] for line in crew.said if "n1 " in line]
+    lost = "the agent on n1 was lost"
+    assert about == ["n1 is cordoned", lost, "n1 is back", lost]

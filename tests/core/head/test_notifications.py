@@ -101,11 +101,18 @@ def test_a_restart_that_the_user_asks_for():
 
 def test_a_hang_is_reported_at_once_if_no_restart_is_left():
     crew = about_to_hang(max_restarts=0)
-    stall(crew, 11.0)
-    assert last(crew, Topic.HANG).details == {"node": "n1", "rank": 3, "seconds_left": 90.0}
     stall(crew, 200.0)
+    assert last(crew, Topic.HANG).details == {"node": "n1", "rank": 3, "seconds_left": 90.0}
     assert topics(crew).count(Topic.HANG) == 1
     assert topics(crew)[-1] is Topic.JOB_OVER
+
+
+def test_workers_that_hang_make_a_step_and_hang_again():
+    crew = about_to_hang(max_restarts=0)
+    stall(crew, 11.0)
+    assert topics(crew).count(Topic.HANG) == 1
+    stall(crew, 200.0)
+    assert topics(crew).count(Topic.HANG) == 2
 
 
 def test_failures_one_after_the_other_are_a_storm():

@@ -295,6 +295,48 @@ def test_only_nodes_that_a_new_head_has_heard_are_here():
     assert line.startswith("waiting for n0, n5, n6: 4 of 7 nodes are here")
 
 
+def test_the_end_names_a_lost_head_before_a_node_that_was_cordoned_earlier():
+    crew = at_work("n0 n1 n2 n3", fewest=3, wait=0.0)
+    crew.feed(3, HealthFound("GPU 0 does not answer"))
+    crew.until(15.0)
+    crew.kill(0)
+    crew.until(40.0)
+    ended = crew.verdicts[1]
+    assert ended.origin is Origin.NODE_LOST
+    first, second, _ = ended.reason.split("; ")
+    assert first.startswith("the agent on n0 was lost: ")
+    assert second == "n3: GPU 0 does not answer"
+
+
+def test_a_node_that_a_new_head_has_heard_fit_is_cordoned_again():
+    crew = at_work("n0 n1 n2 n3")
+    crew.feed(3, HealthFound("GPU 0 is gone"))
+    crew.until(15.0)
+    crew.kill(3)
+    crew.until(20.0)
+    crew.kill(0)
+    crew.until(21.0)
+    crew.start(3, anew=True)
+    crew.until(60.0)
+    crew.feed(3, HealthFound("GPU 0 is gone"))
+    crew.until(90.0)
+    about = [line for line in crew.said if line.startswith("n3 is ")]
+    cordoned = "n3 is cordoned: GPU 0 is gone"
+    assert about == [cordoned, "n3 is back", cordoned]
+
+
+def test_a_new_head_records_the_loss_of_no_node_again():
+    crew = at_work("n0 n0 n1 n1 n2 n2 n3 n3")
+    crew.kill(6, down=True)
+    crew.until(20.0)
+    crew.kill(0, 1, down=True)
+    crew.until(60.0)
+    crew.kill(7, down=True)
+    crew.until(90.0)
+    lost = [line.partition(" was lost")[0] for line in crew.said if " was lost" in line]
+    assert lost == ["the agent on n3", "the head on n0"]
+
+
 def test_the_end_names_the_last_head_that_was_lost_first():
     crew = at_work("n0 n1 n2 n3 n4", fewest=4, wait=0.0)
     crew.kill(0)

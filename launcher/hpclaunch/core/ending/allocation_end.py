@@ -86,7 +86,7 @@ class AllocationEnd:
         origin = ANNOUNCED_BY.get(state)
         if before is Origin.PREEMPTION and origin in (None, Origin.TIME_LIMIT):
             return []  # Slurm never withdraws a preemption: it has not answered this time
-        if abs(now + left - self.at) >= MOVED:  # nan is not: it has no end, as before
+        if abs(now + left - self.at) >= MOVED:  # False for nan: there is still no end
             self._learned_at = now
         self.at = now + left
         if origin is Origin.TIME_LIMIT and not self._announces_limit(left):

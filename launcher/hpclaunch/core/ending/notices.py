@@ -267,8 +267,9 @@ class Notices:
     @property
     def request(self) -> str:
         """The request after which they left, in words."""
-        if self._relevant is not None and self._is_taken:
-            return f"the notice{self._relevant.where}"
+        given = self._relevant
+        if given is not None and given.is_taken:
+            return f"the notice{given.where}"
         announced = self._sigterm_at < math.inf
         return "Slurm's SIGTERM" if announced else signal_name(self._last_signal)
 

@@ -79,11 +79,10 @@ class Growth:
             return ""
         return slow.host
 
-    def note_drains(self, hosts: tuple[str, ...], now: float) -> list[Effect]:
-        """Note which nodes Slurm drains. Spares take the places of those that are in the round,
-        once the workers have saved.
+    def relieve_drained(self, now: float) -> list[Effect]:
+        """Let spares take the places of the nodes of the round that Slurm drains, once the workers
+        have saved.
         """
-        self.state.draining = hosts
         new = [host for host in self.relievable() if host not in self._leaving]
         if not new:
             return []

@@ -98,6 +98,7 @@ class Head:
         `heard`: when the lost head was last heard.
         """
         self.state.take_over(election, now, heard)
+        self.losses.take_over()
         for peer in self.state.roster:
             self.losses.expect(peer)
         self._beat_at = now + self._beat(now)
@@ -141,6 +142,7 @@ class Head:
             case events.StageFlushed():
                 state.end.hear_flush(event)
             case events.EndFound():
+                state.draining = event.draining
                 effects += state.end.end_found(event, now) + self._stage.event(event, now)
                 effects += self._stage.order_all(now) if state.end.allocation.comes_later else []
             case events.LookedAt():

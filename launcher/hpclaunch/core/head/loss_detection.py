@@ -27,6 +27,10 @@ class LossDetector:
         self._unfit: set[int] = set()  # the agents whose last report says that they are unfit
         self._notice_at = math.inf  # when to record silent agents again
 
+    def take_over(self) -> None:
+        """Note the losses that an earlier head has recorded."""
+        self._lost = {peer.place.node for peer in self.roster if peer.is_lost}
+
     def expect(self, peer: Peer) -> None:
         """Schedule the next check of this agent's silence. The head's own agent is not checked."""
         if peer.place.index != self.roster.me:
@@ -52,17 +56,16 @@ class LossDetector:
         self.roster.absent.discard(index)
         if bool(peer.unfit) != (index in self._unfit):
             self._unfit ^= {index}
-            self.roster.last_out = peer if peer.unfit else self.roster.last_out
             self.roster.changed()
-            if not any(p.unfit for p in self.roster if p.place.node == node):
-                self.roster.recorded_unfit.discard(node)  # its agents were started again
+        if not any(p.unfit for p in self.roster if p.place.node == node):
+            self.roster.recorded_unfit.discard(node)  # its agents were started again
         back: list[Effect] = []
         if peer.can_come_back:
             peer.presence.come_back()
             self.roster.changed()
             if not any(p.is_lost for p in self.roster if p.place.node == node):
                 self._lost.discard(node)
-            back = [Record(facts.NodeCameBack(peer.host))] if node in self.roster.nodes else []
+                back = [Record(facts.NodeCameBack(peer.host))]
         elif index in self._recorded and not peer.is_lost:
             silent = {self.roster[i].place.node for i in self._recorded - {index}}
             back = [] if node in silent else [Record(facts.NodeHeard(peer.host))]
@@ -80,6 +83,7 @@ class LossDetector:
         if not peer.unfit or node in recorded:
             return []
         recorded.add(node)
+        self.roster.last_out = peer
         more = (peer.unfit, job.slurm_id, job.alone)
         unfit = facts.NodesCordoned(self.state.round, (peer.host,), CordonKind.UNFIT, *more)
         return [Record(unfit)]

@@ -158,7 +158,7 @@ class Budget:
         """
         cause, before = in_order(failures)[0], self.tally
         last_line = _last_line(cause)
-        is_same_host = cause.host != "" and cause.host == before.host  # "": not known
+        is_same_host = bool(cause.host) and cause.host == before.host  # "": not known
         in_a_row = before.failures_in_a_row + 1 if is_same_host else 1
         self.suspect = cause.host if spares and in_a_row >= SUSPECT_AFTER else ""
         passes = may_pass(last_line, cause.code)  # None: that is not known

@@ -73,7 +73,7 @@ class Rendezvous:
         self._arrivals_closed = False  # the wait for agents that were never heard is over
         self._taken_over = False  # this head still waits for the voters of the head before it
         self._pause_until = -math.inf  # -inf: there is no pause
-        self._pauses_search = False  # no search for a checkpoint begins in this pause
+        self._search_at = -math.inf  # no search for a checkpoint begins before
         self._awaited_at = -math.inf  # when the head last waited for agents that were never heard
 
     def begin(self, now: float) -> None:
@@ -96,7 +96,8 @@ class Rendezvous:
         a file system that fails repeatedly is given time to recover.
         """
         self._pause_until = max(self._pause_until, until)
-        self._pauses_search |= search
+        if search:
+            self._search_at = max(self._search_at, until)
 
     @property
     def paused_until(self) -> float:
@@ -181,7 +182,7 @@ class Rendezvous:
         if self._awaits_arrivals:
             self._awaited_at = now
         if self.is_paused and now >= self._pause_until:
-            self._pause_until, self._pauses_search = -math.inf, False
+            self._pause_until = -math.inf
         is_held_up = self.is_paused or self._has_old_workers
         if self._awaits_arrivals and self._enough_agents and not is_held_up:
             waited = now - self._since >= self._last_call
@@ -227,14 +228,14 @@ class Rendezvous:
         """Return whether the search for the checkpoint of these agents' round can begin now; the
         leader lease must hold for a while yet. The effects are those of its renewal.
         """
-        if not self._is_ready(participants):
+        if now < self._search_at or not self._is_ready(participants):
             return False, []
         effects = [] if self.lease.will_hold(now) else self.lease.renew(now)
         return self.lease.will_hold(now), effects
 
     def _is_ready(self, participants: Callable[[], list[Peer]]) -> bool:
         """Return whether all these agents are idle, and no other is awaited."""
-        if (self.is_paused and self._pauses_search) or self._has_old_workers:
+        if self._has_old_workers:
             return False
         if self._awaits_arrivals and not (
             self._enough_agents and len(self.roster.nodes) >= self._most
@@ -271,7 +272,7 @@ class Rendezvous:
         return verdict(Origin.ABSENT, reason)
 
     def _too_few(self) -> Verdict:
-        # Without the last one, the nodes are too few: it comes first.
+        # The node that went out last has made them too few: it is named first.
         last, left = self.roster.last_out, self._left
         out = sorted((p for p in self.roster if p.out), key=lambda p: p is not last)
         origin = Origin.NODE_LOST if out[0].is_lost else Origin.NODE_UNFIT

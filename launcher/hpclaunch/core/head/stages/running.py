@@ -52,8 +52,8 @@ class Running(JobStage):
                 self._growth.hear_search(event, now)
             case events.LookedAt():  # others are asked for vitals in answer to their next reports
                 return [self.order(state.roster[state.me], now)]
-            case events.EndFound(draining=draining):
-                return self._growth.note_drains(draining, now)
+            case events.EndFound():
+                return self._growth.relieve_drained(now)
             case events.Requested(request=Request.RESTART):
                 state.current_round.ends.add(EndReason.ASKED)
                 return [Record(RequestGranted(event.request))]
