@@ -97,7 +97,7 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
 
 
 def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterable[Path]) -> None:
-    """Raise UsageError if a mistake is the reason why no lines were shown."""
+    """Say that no lines were shown. Raise UsageError if a mistake is the reason."""
     if not output.is_there:
         raise UsageError(f"no worker has written anything in {', '.join(map(str, directories))}")
     if (refused := output.refused) is not None:

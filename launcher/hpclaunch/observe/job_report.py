@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from ..core.ending.table import ENDS
+from ..core.ending.table import ENDS, Code
 from ..core.protocol.facts import RoundEnded
-from ..core.protocol.model import NO_RANK, Culprit, EndCause, Failure, Origin, Verdict
+from ..core.protocol.model import (
+    EXIT_SAVED,
+    NO_RANK,
+    Culprit,
+    EndCause,
+    Failure,
+    Origin,
+    Verdict,
+)
 from ..core.protocol.values import value
 from .end_causes import Diagnosis, of_job, of_round
 from .launches import Launch, account, round_ends
 
 FORMAT = 1
-# Ends that were announced, so that the workers could save.
-LEAVES_WORK = (Origin.TIME_LIMIT, Origin.PREEMPTION, Origin.REQUEUE, Origin.NOTICE)
 NODE_CAUSES = (EndCause.LOST, EndCause.UNFIT)  # causes for which no worker is at fault
 
 
@@ -99,12 +105,14 @@ def report(launches: Sequence[Launch]) -> JobReport:
 
 
 def outcome(verdict: Verdict) -> JobOutcome:
+    """Return the result of a job that has ended like this."""
+    row = ENDS[verdict.origin]
     if verdict.origin is Origin.DONE:
         return JobOutcome.DONE
-    if verdict.sequel.is_followed or verdict.origin in LEAVES_WORK:
+    # The workers were asked to save and leave.
+    if verdict.sequel.is_followed or row.code in (Code.LAST_SAVE, EXIT_SAVED):
         return JobOutcome.UNFINISHED
-    by_user = ENDS[verdict.origin].cause is EndCause.USER
-    return JobOutcome.ENDED if by_user else JobOutcome.FAILED
+    return JobOutcome.ENDED if row.cause is EndCause.USER else JobOutcome.FAILED
 
 
 def end_report(end: RoundEnded) -> EndReport:

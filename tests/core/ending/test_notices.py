@@ -929,20 +929,15 @@ def test_a_drained_spare_is_the_last_to_take_a_place():
     assert len(said(crew, "the workers are given notice")) == 1
 
 
-def test_a_drained_spare_does_not_take_the_place_of_a_lost_node():
+@pytest.mark.parametrize(
+    ("lost", "number", "left"), [(1, 1, [0, 3]), (0, 2, [1, 3])], ids=["a node", "the head"]
+)
+def test_a_drained_spare_does_not_take_the_place_of_a_lost_node(lost, number, left):
     crew = training("n0 n1 n2 n3", ends_at=1000.0, most=2, fewest=2)
     crew.draining = ("n2",)
     crew.until(100.0)
-    crew.kill(1)
+    crew.kill(lost)
     crew.until(200.0)
-    assert sorted(crew.parts[1]) == [0, 3]
-
-
-def test_a_drained_spare_does_not_take_the_place_of_a_lost_head():
-    crew = training("n0 n1 n2 n3", ends_at=1000.0, most=2, fewest=2)
-    crew.draining = ("n2",)
-    crew.until(100.0)
-    crew.kill(0)
-    crew.until(200.0)
-    assert sorted(crew.parts[max(crew.parts)]) == [1, 3]
+    assert max(crew.parts) == number
+    assert sorted(crew.parts[number]) == left
     assert said(crew, "drains") == []

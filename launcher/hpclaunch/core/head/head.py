@@ -98,7 +98,6 @@ class Head:
         `heard`: when the lost head was last heard.
         """
         self.state.take_over(election, now, heard)
-        self.losses.take_over()
         for peer in self.state.roster:
             self.losses.expect(peer)
         self._beat_at = now + self._beat(now)

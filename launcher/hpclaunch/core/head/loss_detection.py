@@ -23,13 +23,8 @@ class LossDetector:
         self.state, self.roster, self.timing = state, state.roster, state.timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
         self._recorded: set[int] = set()  # the silent agents that were recorded
-        self._lost: set[int] = set()  # recorded losses: nodes with an agent that is still lost
         self._unfit: set[int] = set()  # the agents whose last report says that they are unfit
         self._notice_at = math.inf  # when to record silent agents again
-
-    def take_over(self) -> None:
-        """Note the losses that an earlier head has recorded."""
-        self._lost = {peer.place.node for peer in self.roster if peer.is_lost}
 
     def expect(self, peer: Peer) -> None:
         """Schedule the next check of this agent's silence. The head's own agent is not checked."""
@@ -57,14 +52,13 @@ class LossDetector:
         if bool(peer.unfit) != (index in self._unfit):
             self._unfit ^= {index}
             self.roster.changed()
-        if not any(p.unfit for p in self.roster if p.place.node == node):
+        if not any(p.unfit for p in self.roster.of_node(node)):
             self.roster.recorded_unfit.discard(node)  # its agents were started again
         back: list[Effect] = []
         if peer.can_come_back:
             peer.presence.come_back()
             self.roster.changed()
-            if not any(p.is_lost for p in self.roster if p.place.node == node):
-                self._lost.discard(node)
+            if not any(p.is_lost for p in self.roster.of_node(node)):
                 back = [Record(facts.NodeCameBack(peer.host))]
         elif index in self._recorded and not peer.is_lost:
             silent = {self.roster[i].place.node for i in self._recorded - {index}}
@@ -156,9 +150,9 @@ class LossDetector:
         self.roster.last_out = peer
         self.roster.changed()
         self._end_round_without(peer)
-        if self.state.end.is_final or peer.place.node in self._lost:
+        lost_before = any(p.is_lost for p in self.roster.of_node(peer.place.node) if p is not peer)
+        if self.state.end.is_final or lost_before:
             return []
-        self._lost.add(peer.place.node)
         return [Record(facts.NodeLost(peer.host, peer.why_lost))]
 
     def _end_round_without(self, peer: Peer) -> None:

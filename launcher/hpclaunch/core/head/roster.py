@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from ..consensus.presence import Presence
 from ..protocol import ranges
@@ -137,6 +138,9 @@ class Roster:
     def __init__(self, job: Job, me: int) -> None:
         self.me = me
         self._peers = [Peer(place, job.timing) for place in job.places]
+        self._of_node: dict[int, list[Peer]] = defaultdict(list)
+        for peer in self._peers:
+            self._of_node[peer.place.node].append(peer)
         self.absent = {place.index for place in job.places}  # agents that were never heard
         self._possible: frozenset[int] | None = None  # a cache of `possible`; None: out of date
         self.changes = 0  # how often `changed` was called
@@ -151,6 +155,10 @@ class Roster:
 
     def __getitem__(self, index: int) -> Peer:
         return self._peers[index]
+
+    def of_node(self, node: int) -> Sequence[Peer]:
+        """Return the agents of a node."""
+        return self._of_node[node]
 
     @property
     def present(self) -> list[Peer]:

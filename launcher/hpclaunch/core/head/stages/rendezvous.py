@@ -322,7 +322,7 @@ class Rendezvous:
         if not all(peer.place.node in heard for peer in unheard):
             return ""
         node = unheard[0].place.node
-        tasks = sum(peer.place.node == node for peer in self.roster)
+        tasks = len(self.roster.of_node(node))
         return (
             f"hpclaunch runs in {heard[node]} of {tasks} tasks on {unheard[0].host}: start it in "
             "all of them, or ask Slurm for --ntasks-per-node=1"
