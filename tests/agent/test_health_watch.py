@@ -96,6 +96,7 @@ def check(health):
         (2, (10,), 0),
         (2, (12,), None),  # the agent to whose worker this process belongs records it
         (2, (), NO_RANK),
+        (2, (13, 11, 9), 1),  # a child of a worker, with its ancestors
     ],
 )
 def test_an_xid_has_the_rank_of_the_only_worker_that_used_the_gpu(health, recorded, pids, rank):

@@ -24,9 +24,11 @@ def _in_data(monkeypatch):
         ("--dir=ckpt/run", "--dir=/dev/shm/s/x/run"),
         ("trainer.dir=../data/ckpt", "trainer.dir=/dev/shm/s/x"),
         ("ckpt/lr=3", "/dev/shm/s/x/lr=3"),
+        ("--dir=~/ckpt/run", "--dir=/dev/shm/s/x/run"),
     ],
 )
-def test_the_directory_and_what_lies_below_it_is_replaced(word, there):
+def test_the_directory_and_what_lies_below_it_is_replaced(word, there, monkeypatch):
+    monkeypatch.setenv("HOME", "/data")
     assert PATHS.word(word) == there
 
 
@@ -39,6 +41,7 @@ def test_other_words_are_kept(word):
 
 def test_links_to_the_directory(tmp_path, monkeypatch):
     monkeypatch.undo()
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "scratch" / "ckpt").mkdir(parents=True)
     (tmp_path / "home").symlink_to("scratch")
     (tmp_path / "link").symlink_to("home/ckpt")
@@ -46,6 +49,7 @@ def test_links_to_the_directory(tmp_path, monkeypatch):
         words = (f"--dir={tmp_path / other}/run", str(tmp_path / "scratch"), "")
         found = aliases(str(tmp_path / storage), words)
         assert found == (str(tmp_path / other),)
+        assert aliases(str(tmp_path / storage), [f"--dir=~/{other}"]) == found
         paths = StagedPaths(str(tmp_path / storage), "/dev/shm/s/x", aliases=found)
         assert paths.word(words[0]) == "--dir=/dev/shm/s/x/run"
         assert paths.word(words[1]) == words[1]

@@ -234,6 +234,14 @@ def start_step(cwd, env, *, tasks, timeout=30, **changes):
     return started
 
 
+def test_the_memory_has_to_be_enough_for_the_workers_of_all_tasks(tmp_path, env, monkeypatch):
+    asked = []
+    monkeypatch.setattr(doctor_host.checks, "memory", lambda workers, _: asked.append(workers))
+    where = Allocation("71.0", "71", tuple(Place(task, 0, "localhost") for task in range(8)), 0)
+    doctor_host.examine(doctor_host.Surroundings(env, where, ()), tmp_path, 1.0)
+    assert asked == [8]
+
+
 def test_the_tasks_of_a_step_connect_and_one_speaks(tmp_path, env):
     began = time.monotonic()
     (said, code), *others = step(tmp_path, env | {"SLURM_GPUS_ON_NODE": "1"}, tasks=3)

@@ -27,7 +27,7 @@ from launching import (
 from long_jobs import write_facts
 
 from hpclaunch.cli import launch_ledgers, log_directories
-from hpclaunch.cli.logs import _changed, _is_over
+from hpclaunch.cli.logs import _changed_at, _is_over
 from hpclaunch.core.protocol.facts import Category
 from hpclaunch.core.protocol.model import Origin, Sequel, Verdict
 from hpclaunch.observe.launches import Launch
@@ -240,7 +240,7 @@ def written(directory, *, over, sequel=Sequel.LEAVE, age=0.0):
 
 
 def is_over(named):
-    return _is_over(named, log_directories.chosen(named, _changed))
+    return _is_over(named, log_directories.chosen(named, _changed_at))
 
 
 def test_a_launch_that_was_killed_is_over_after_a_while(tmp_path):
@@ -277,6 +277,13 @@ def test_a_file_with_facts_that_vanishes_hides_no_other(tmp_path, monkeypatch):
     ((name, size, _),) = launch_ledgers.state(tmp_path)
     assert (name, size) == (kept.name, kept.stat().st_size)
     assert launch_ledgers.date(tmp_path) == kept.stat().st_mtime
+
+
+def test_a_launch_that_has_just_begun_is_the_newest(tmp_path):
+    written(tmp_path / "71.0", over=True, age=300)
+    written(tmp_path / "71.1", over=False)
+    shutil.rmtree(tmp_path / "71.1" / "round-0")
+    assert log_directories.chosen(str(tmp_path), _changed_at) == [tmp_path / "71.1"]
 
 
 @pytest.mark.parametrize(("running", "over"), [("71.10", "71.9"), ("71.0.r1", "71.1")])

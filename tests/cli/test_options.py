@@ -143,6 +143,7 @@ def test_the_home_directory_in_a_path(monkeypatch):
     options = parse("--log-dir=~/logs", "--checkpoint-dir=~/ck*", "--stage=~/fast", "train.py")
     named = [options[name] for name in ("log_dir", "checkpoint_dir", "stage")]
     assert [*map(str, named)] == ["/home/me/logs", "/home/me/ck*", "/home/me/fast"]
+    assert str(parse("--log-dir=~no such user/x", "train.py")["log_dir"]) == "~no such user/x"
 
 
 @pytest.fixture(scope="module")
@@ -666,6 +667,7 @@ def test_the_parser_is_light():
         "argparse",
         "collections.abc",
         "math",
+        "os",  # which Python imports at its start
         "pathlib",
         "re",  # which argparse imports, too
         "signal",

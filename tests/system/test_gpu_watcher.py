@@ -20,6 +20,7 @@ from nvml import GIB, Driver, Gpu, Instance, Link, Process
 from hpclaunch.core.health.findings import Grade
 from hpclaunch.core.placement import devices
 from hpclaunch.system.gpus.gpu_watcher_client import ANSWER_LIMIT, INIT_LIMIT, GpuWatcherClient
+from hpclaunch.worker.processes import ancestry
 
 NEVER = 10**6  # seconds: it looks only when it is asked
 
@@ -202,7 +203,9 @@ def test_an_error_that_was_contained(watching):
 
 
 def test_an_xid_of_a_program(watching):
-    """The report names the processes that may have caused it; the node stays fit."""
+    """The report names the processes that may have caused it, and their ancestors; the node stays
+    fit.
+    """
     (gpu,) = watching.begin(Gpu())
     assert watching.check() == ()
     gpu.processes = [Process(os.getpid(), GIB)]
@@ -211,7 +214,7 @@ def test_an_xid_of_a_program(watching):
     report = watching.next()
     assert report.findings == ()
     (seen,) = report.xids
-    assert (seen.name, seen.number, seen.pids) == ("GPU 0", 31, (os.getpid(),))
+    assert (seen.name, seen.number, seen.pids) == ("GPU 0", 31, tuple(ancestry(os.getpid())))
     gpu.processes = []
     watching.driver.apply()
     assert watching.check(1) == ()
@@ -226,7 +229,7 @@ def test_clients_of_mps(watching):
     watching.driver.apply()
     watching.driver.xid(0, 31)
     (seen,) = watching.next().xids
-    assert seen.pids == (os.getpid(),)
+    assert seen.pids == tuple(ancestry(os.getpid()))
     assert not any("no process owns" in finding.found for finding in watching.check(1))
 
 

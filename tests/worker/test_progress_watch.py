@@ -461,18 +461,26 @@ def test_a_phase_of_the_scripts_own_has_the_same_name_wherever_it_is_shown(watch
     assert found["phase"] == report["phase"] == watch.whereabouts(0)[0] == "other"
 
 
-@pytest.mark.parametrize("has_failed", [False, True])
-def test_time_without_torch_is_training_unless_a_worker_fails(watch, has_failed):
+@pytest.mark.parametrize(
+    ("has_failed", "seconds", "kind"),
+    [
+        (False, 10, layout.TRAINING),
+        (True, 10, layout.IMPORTS),
+        (True, 10_000, layout.TRAINING),
+    ],
+)
+def test_time_without_torch_is_training_unless_a_worker_fails_early(
+    watch, has_failed, seconds, kind
+):
     watch.begin([0, 1])
     for rank, page in watch.pages.items():
         watch.started(rank, os.getpid())
-        page.times[layout.SINCE] -= 10.0
+        page.times[layout.SINCE] -= seconds
     watch.ended(1, has_failed=has_failed)
     times, doing = watch.spent()
-    kind = layout.IMPORTS if has_failed else layout.TRAINING
     assert doing == kind
     assert [round(each / 1000) for each in times] == [
-        10 if each == kind else 0 for each in range(len(layout.SPENDING))
+        seconds if each == kind else 0 for each in range(len(layout.SPENDING))
     ]
 
 

@@ -163,7 +163,8 @@ class HealthWatch(Adapter):
 
     def _on_fault(self, seen: XidSeen) -> None:
         """Record an Xid once in a round, since the driver may report the same one repeatedly. The
-        agent whose workers use the GPU does so, if several agents of a node see it.
+        agent whose workers or their children use the GPU does so, if several agents of a node see
+        it.
         """
         ranks = [self._ranks[pid] for pid in seen.pids if pid in self._ranks]
         if seen.pids and not ranks and self._tasks_here > 1:

@@ -21,7 +21,7 @@ def aliases(storage: str, words: Iterable[str]) -> tuple[str, ...]:
     found: set[str] = set()
     for word in words:
         for path in (word, word.partition("=")[2]):
-            absolute = Path(os.path.abspath(path))
+            absolute = Path(_absolute(path))
             found.update(
                 str(each)
                 for each in (absolute, *absolute.parents)
@@ -68,11 +68,16 @@ class StagedPaths:
         """
         for name, equals, path in (("", "", word), word.partition("=")):
             for storage in (self.storage, *self.aliases) if path else ():
-                staged = _moved(os.path.abspath(path), storage, self.stage)
+                staged = _moved(_absolute(path), storage, self.stage)
                 if staged.startswith(self.stage):
                     end = os.sep if path.endswith(os.sep) else ""
                     return f"{name}{equals}{staged}{end}"
         return word
+
+
+def _absolute(path: str) -> str:
+    """Return the path that a script means. A shell leaves the ~ of --dir=~/ckpt to the program."""
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _moved(path: str, old: str, new: str) -> str:

@@ -127,7 +127,7 @@ def _checks(
     yield lambda: [_port()] if here.where.alone else []
     yield lambda: [checks.clock(host.clock_is_synchronised())]
     yield lambda: [checks.cpus(workers)]
-    yield lambda: [checks.memory(workers, host.memory_limit())]
+    yield lambda: [checks.memory(workers * here.where.tasks_here, host.memory_limit())]
     yield lambda: judge_host(Host(workers=0, load=host.load(), cpus=os.cpu_count() or 1))
     yield lambda: [checks.shared_memory()]
     yield lambda: [checks.limits(agents, workers)]

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 
 
 def _show(options: argparse.Namespace, output: JobOutput) -> None:
-    directories = log_directories.chosen(options.job, _changed)
+    directories = log_directories.chosen(options.job, _changed_at)
     screen = _Screen(options)
     while True:
         over = not options.follow or _is_over(options.job, directories)
@@ -89,7 +89,7 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
         # A Slurm job may have been started again. A directory is chosen once: in hpclaunch-logs,
         # another launch may be the newest now.
         if options.job is not None and not os.path.isdir(options.job):
-            directories = log_directories.chosen(options.job, _changed)
+            directories = log_directories.chosen(options.job, _changed_at)
     if not screen.has_shown_lines:
         _explain(options, output, directories)
     elif (refused := output.refused) is not None:
@@ -110,14 +110,15 @@ def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterab
     say("no line was written that these options select")
 
 
-def _changed(directory: Path) -> float:
-    """Return when the directory itself last changed, or 0 if it has no round."""
+def _changed_at(directory: Path) -> float:
+    """Return when the last fact was recorded or a round began, or 0 for neither."""
     from hpclaunch.system.logs.log_directory import rounds
 
+    recorded_at = launch_ledgers.date(directory)  # a launch that has just begun has no round
     try:
-        return os.stat(directory).st_mtime if rounds(directory) else 0.0
+        return max(recorded_at, os.stat(directory).st_mtime if rounds(directory) else 0.0)
     except OSError:
-        return 0.0
+        return recorded_at
 
 
 def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
@@ -143,8 +144,7 @@ def _was_killed(directory: Path) -> bool:
     """Return whether no launcher is left that could record the end of its launch."""
     from hpclaunch.system.logs.log_directory import is_locked
 
-    written = max(launch_ledgers.date(directory), _changed(directory))
-    return time.time() > written + SILENT and not is_locked(directory)
+    return time.time() > _changed_at(directory) + SILENT and not is_locked(directory)
 
 
 def _name_killed(directories: Iterable[Path]) -> None:

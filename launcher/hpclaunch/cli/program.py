@@ -17,8 +17,8 @@ from . import COMMANDS, other_launchers
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-# The interpreter may be looked up in PATH. Where its path has a space, or is too long for a first
-# line, pip and uv write a second one.
+# The interpreter of a Python script: a path, or a name that `env` looks up in PATH. If the path has
+# a space, or is too long for a first line, pip and uv write it into the second one.
 SHEBANG = re.compile(
     r"""#!(?:/bin/sh\n'''exec' (?:"([^"\n]+)"|'([^'\n]+)'|(\S+))"""
     r"""|[ \t]*(?:\S*/env[ \t]+(?:-S[ \t]+)?)?(\S+))"""
@@ -71,10 +71,10 @@ def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
 
 
 def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """Return the workers' interpreter. PYTHON_EXEC is torchrun's variable for it.
+    """Return the workers' interpreter: the one that PYTHON_EXEC names, as for torchrun.
 
-    In place of torchrun, it is the interpreter of torchrun, since the user's torch may be in
-    another installation than hpclaunch.
+    A launcher in place of torchrun takes torchrun's own, since the user's torch may be in another
+    installation than hpclaunch.
     """
     if python := environ.get("PYTHON_EXEC"):
         if _which(python) is None:

@@ -212,9 +212,9 @@ def take_pending(signums: Iterable[int]) -> dict[int, int]:
     return found
 
 
-def ancestors() -> list[int]:
-    """Return the pids of this process's parent, of its parent, and so on."""
-    found = [os.getppid()]
+def ancestry(pid: int) -> list[int]:
+    """Return this pid, that of the parent, of its parent, and so on."""
+    found = [pid]
     while fields := stat(found[-1]):
         found.append(int(fields[PARENT]))
     return found

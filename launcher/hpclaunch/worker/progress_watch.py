@@ -31,6 +31,7 @@ REPORT = 5.0  # seconds between two reports while nothing changes but the steps
 SAVES = 1 << 20  # bytes written in a second by a worker that makes no step
 READ = 1 << 12  # bytes in a second; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
+EARLY = 300.0  # seconds; a worker that fails by then without torch may not have trained
 # Costly signs are looked for once nothing has moved for this share of the shortest awaited time, or
 # for so many seconds if nobody awaits stillness.
 COSTLY_SHARE, COSTLY_AFTER = 0.2, 5.0
@@ -123,11 +124,12 @@ class ProgressWatch:
 
     def ended(self, rank: int, *, has_failed: bool) -> None:
         """Note what a worker has spent its time on. Without torch, nothing but training is known of
-        it; once such a worker has failed, this time was spent to get as far as that.
+        it; if such a worker fails early, this time was spent to get as far as that.
         """
         if rank in self._workers:
             worker = self._workers[rank]
-            if has_failed and not worker.page.number(layout.WRITER):
+            is_early = time.monotonic() - worker.page.seconds(layout.SINCE) < EARLY
+            if has_failed and is_early and not worker.page.number(layout.WRITER):
                 self._without_torch = layout.IMPORTS
             worker.spent, _ = worker.page.spent(without_torch=self._without_torch)
 

@@ -8,6 +8,7 @@ then clean up and end by themselves.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Collection
@@ -15,7 +16,7 @@ from collections.abc import Collection
 from .activity import Activity
 from .processes import (
     Handlers,
-    ancestors,
+    ancestry,
     command_line,
     exists,
     foreground,
@@ -106,4 +107,4 @@ def _was_sent_to_all(signum: int) -> bool:
     if signum == signal.SIGTERM:
         return False  # it ends rounds as well, so a pending one may not be that of the job
     time.sleep(SENDING)
-    return take_pending({signum}).get(signum) in ancestors()
+    return take_pending({signum}).get(signum) in ancestry(os.getppid())

@@ -227,8 +227,8 @@ def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]
 
 @dataclass(frozen=True, slots=True)
 class XidSeen:
-    """An error that the driver has reported, and the processes that were on the GPU then. The
-    driver does not report which of them caused it.
+    """An error that the driver has reported, and the processes that were on the GPU then, with
+    their ancestors. The driver does not report which of them caused it.
     """
 
     uuid: str

@@ -39,7 +39,7 @@ from hpclaunch.core.protocol.wording import plain
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from hpclaunch.worker.messages import decode, never
-from hpclaunch.worker.processes import user_name
+from hpclaunch.worker.processes import ancestry, user_name
 
 from .watcher_messages import REQUESTS, AskUse, Check, GpuReport, Request
 
@@ -370,13 +370,16 @@ class GpuWatcher:
             self.report(findings, None, xids)
 
     def _pids(self, target: Target, number: int) -> tuple[int, ...]:
-        """Return our recent processes on this GPU. A broken GPU is not read: it may hang."""
+        """Return our recent processes on this GPU and their ancestors, since only a child of a
+        worker may use it. A broken GPU is not read: it may hang.
+        """
         last = self.history.last.get(target.name)
         processes = last.processes if last is not None else ()
         if self.gpus is not None and not xid(number).fatal:
             with contextlib.suppress(Lost):
                 processes += self.gpus.processes(target)
-        return tuple(dict.fromkeys(p.pid for p in processes if p.ours and not p.dead))
+        users = (p.pid for p in processes if p.ours and not p.dead)
+        return tuple(dict.fromkeys(pid for user in users for pid in ancestry(user)))
 
     def report(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
         self.send(GpuReport(tuple(findings), of, tuple(xids)))

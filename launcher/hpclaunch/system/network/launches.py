@@ -138,13 +138,13 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     here = [_read(data) for _, data in view_client.looked_patiently(which)]
     if leading := _leading(here):
         return FoundLaunches(which, leading)
-    unseen = UnreachableError if here else NoLaunchError  # a member of it runs here, or none
     number = which.partition(".")[0]
     if not number[:1].isdecimal():
-        if here:
-            raise unseen(f"no launch {which} is led from this machine")
+        if here:  # a member of it runs here
+            raise UnreachableError(f"no launch {which} is led from this machine")
         why = "it is over, runs elsewhere or has another name; hpclaunch status lists what runs"
-        raise unseen(f"no launch {which} runs on this machine: {why}")
+        raise NoLaunchError(f"no launch {which} runs on this machine: {why}")
+    unseen = UnreachableError if here else NoLaunchError
     env, shown = slurm_steps.environment(environ), slurm_steps.without_component(number)
     try:
         with _started():
